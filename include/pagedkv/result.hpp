@@ -1,0 +1,118 @@
+// SPDX-License-Identifier: Apache-2.0
+/// \file
+/// A value or an `Errc`: `std::expected<T, Errc>` for C++20, with its member names.
+#pragma once
+
+#include <new>
+#include <type_traits>
+#include <utility>
+
+#include <pagedkv/error.hpp>
+#include <pagedkv/version.hpp>
+
+PAGEDKV_NAMESPACE_BEGIN
+
+/// What a failing verb returns: `return Unexpected{Errc::no_free_blocks};`
+struct Unexpected {
+  Errc code;
+};
+
+/// Holds a `T` or an error; never empty. Reading the wrong one is misuse.
+template <class T>
+class [[nodiscard]] Result {
+ public:
+  using value_type = T;
+  using error_type = Errc;
+
+  Result(T value) noexcept(std::is_nothrow_move_constructible_v<T>) : has_value_(true) {
+    ::new (static_cast<void*>(&value_)) T(std::move(value));
+  }
+  Result(Unexpected error) noexcept : error_(error.code), has_value_(false) {}
+  Result(Result&& other) noexcept(std::is_nothrow_move_constructible_v<T>)
+      : has_value_(other.has_value_) {
+    if (has_value_) {
+      ::new (static_cast<void*>(&value_)) T(std::move(other.value_));
+    } else {
+      error_ = other.error_;
+    }
+  }
+  Result(Result const& other) requires std::is_copy_constructible_v<T>
+      : has_value_(other.has_value_) {
+    if (has_value_) {
+      ::new (static_cast<void*>(&value_)) T(other.value_);
+    } else {
+      error_ = other.error_;
+    }
+  }
+  Result& operator=(Result&& other) noexcept(std::is_nothrow_move_constructible_v<T>) {
+    if (this != &other) {
+      this->~Result();
+      ::new (static_cast<void*>(this)) Result(std::move(other));
+    }
+    return *this;
+  }
+  ~Result() {
+    if (has_value_) value_.~T();
+  }
+
+  [[nodiscard]] bool has_value() const noexcept { return has_value_; }
+  [[nodiscard]] explicit operator bool() const noexcept { return has_value_; }
+
+  [[nodiscard]] T& value() & { return checked(); }
+  [[nodiscard]] T const& value() const& { return const_cast<Result*>(this)->checked(); }
+  [[nodiscard]] T&& value() && { return std::move(checked()); }
+  [[nodiscard]] T& operator*() & { return checked(); }
+  [[nodiscard]] T const& operator*() const& { return const_cast<Result*>(this)->checked(); }
+  [[nodiscard]] T&& operator*() && { return std::move(checked()); }
+  [[nodiscard]] T* operator->() { return &checked(); }
+  [[nodiscard]] T const* operator->() const { return &const_cast<Result*>(this)->checked(); }
+
+  template <class U>
+  [[nodiscard]] T value_or(U&& fallback) const& {
+    return has_value_ ? value_ : static_cast<T>(std::forward<U>(fallback));
+  }
+
+  [[nodiscard]] Errc error() const {
+    PAGEDKV_ASSERT(!has_value_, "Result::error: the call succeeded; test the Result first");
+    return error_;
+  }
+
+ private:
+  T& checked() {
+    PAGEDKV_ASSERT(has_value_, "Result::value: the call failed; test the Result first");
+    return value_;
+  }
+
+  union {
+    T value_;
+    Errc error_;
+  };
+  bool has_value_;
+};
+
+/// Success without a value, or an error.
+template <>
+class [[nodiscard]] Result<void> {
+ public:
+  using value_type = void;
+  using error_type = Errc;
+
+  Result() noexcept = default;
+  Result(Unexpected error) noexcept : error_(error.code), has_value_(false) {}
+
+  [[nodiscard]] bool has_value() const noexcept { return has_value_; }
+  [[nodiscard]] explicit operator bool() const noexcept { return has_value_; }
+  void value() const {
+    PAGEDKV_ASSERT(has_value_, "Result::value: the call failed; test the Result first");
+  }
+  [[nodiscard]] Errc error() const {
+    PAGEDKV_ASSERT(!has_value_, "Result::error: the call succeeded; test the Result first");
+    return error_;
+  }
+
+ private:
+  Errc error_ = Errc::never_fits;
+  bool has_value_ = true;
+};
+
+PAGEDKV_NAMESPACE_END

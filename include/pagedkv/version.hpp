@@ -1,0 +1,16 @@
+// SPDX-License-Identifier: Apache-2.0
+/// \file
+/// The one version source. CMakeLists.txt reads the three numbers from here.
+#pragma once
+
+#define PAGEDKV_VERSION_MAJOR 0
+#define PAGEDKV_VERSION_MINOR 1
+#define PAGEDKV_VERSION_PATCH 0
+
+/// Opens and closes `namespace pagedkv` with its inline version namespace.
+#define PAGEDKV_NAMESPACE_BEGIN \
+  namespace pagedkv {           \
+  inline namespace v0 {
+#define PAGEDKV_NAMESPACE_END \
+  }                           \
+  }

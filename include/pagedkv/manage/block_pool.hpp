@@ -1,0 +1,371 @@
+// SPDX-License-Identifier: Apache-2.0
+/// \file
+/// The pool: who references which block, and which block may take new content.
+///
+///     free ----allocate----> used ----last reference----> free         nothing published in it
+///      ^                      ^ |                          idle         published: a hit revives
+///      it
+///      +----evicted---- idle -+ +---> quarantined ---->    free, idle   the device may still use
+///      it
+///                                +--> retained ------->    free, idle   a copy still reads or
+///                                fills it
+///
+/// Always: free + idle + used + quarantined + retained = all. One word a block holds the reference
+/// count and the flags, so that a release touches four bytes of a block that stays referenced.
+#pragma once
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <span>
+
+#include <pagedkv/config.hpp>
+#include <pagedkv/detail/index_list.hpp>
+#include <pagedkv/detail/lazy_array.hpp>
+#include <pagedkv/error.hpp>
+#include <pagedkv/manage/eviction.hpp>
+#include <pagedkv/types.hpp>
+#include <pagedkv/version.hpp>
+
+PAGEDKV_NAMESPACE_BEGIN
+
+/// The state word of a block: 24 bits of references, then flags.
+struct BlockWord {
+  static constexpr std::uint32_t count_mask = 0x00FF'FFFF;
+  static constexpr std::uint32_t leaves_first = 1U << 24;  ///< nobody comes back (Reuse::none)
+  static constexpr std::uint32_t quarantined = 1U << 25;   ///< waits for a tick
+  static constexpr std::uint32_t copy_target = 1U << 26;   ///< an untaken copy will fill it
+  static constexpr std::uint32_t twin = 1U << 27;          ///< content published by another block
+  static constexpr std::uint32_t fresh = 1U << 28;         ///< allocated, not yet reported as new
+  static constexpr std::uint32_t held = 1U << 29;          ///< an end of a copy
+  static constexpr std::uint32_t shared = 1U << 30;        ///< referenced by a second owner, once
+  static constexpr std::uint32_t published = 1U << 31;     ///< findable
+
+  /// Count and flags of a block that one sequence owns and may write into.
+  static constexpr std::uint32_t writable_mask = count_mask | published | twin;
+};
+
+/// Reference counts, free stack, idle blocks, quarantine. Knows nothing of content: the listener
+/// given to `allocate` drops what an evicted block held. One writer; const calls may run together.
+template <EvictionPolicy Eviction>
+class BasicBlockPool {
+ public:
+  /// All blocks free; block 0 is handed out first. Requires: 1 <= num_blocks < 2^31 - 1.
+  explicit BasicBlockPool(std::int32_t num_blocks, Reclaim reclaim = Reclaim::stream_ordered)
+      : num_blocks_(num_blocks),
+        deferred_(reclaim == Reclaim::deferred),
+        words_(static_cast<std::size_t>(num_blocks)),
+        free_(static_cast<std::size_t>(num_blocks)),
+        waiting_links_(static_cast<std::size_t>(num_blocks)),
+        holds_(static_cast<std::size_t>(num_blocks)),
+        eviction_(num_blocks) {
+    for (std::int32_t i = 0; i < num_blocks; ++i) {
+      free_[static_cast<std::size_t>(i)] = BlockId{num_blocks - 1 - i};
+    }
+    num_free_ = num_blocks;
+  }
+
+  [[nodiscard]] std::int32_t num_blocks() const noexcept { return num_blocks_; }
+  [[nodiscard]] std::int32_t num_free() const noexcept { return num_free_; }
+  [[nodiscard]] std::int32_t num_idle() const noexcept { return eviction_.size(); }
+  [[nodiscard]] std::int32_t num_quarantined() const noexcept { return quarantine_.size(); }
+  [[nodiscard]] std::int32_t num_retained() const noexcept { return num_retained_; }
+  /// What `allocate` can hand out now.
+  [[nodiscard]] std::int32_t num_available() const noexcept { return num_free_ + num_idle(); }
+  /// Blocks on their way back.
+  [[nodiscard]] std::int32_t num_incoming() const noexcept {
+    return num_quarantined() + num_retained_;
+  }
+  [[nodiscard]] std::int32_t num_used() const noexcept {
+    return num_blocks_ - num_available() - num_incoming();
+  }
+
+  [[nodiscard]] std::uint32_t word(BlockId b) const noexcept { return words_[at(b)]; }
+  [[nodiscard]] std::uint32_t references(BlockId b) const noexcept {
+    return word(b) & BlockWord::count_mask;
+  }
+  [[nodiscard]] bool has(BlockId b, std::uint32_t flags) const noexcept {
+    return (word(b) & flags) != 0;
+  }
+  /// No sequence, pin or twin references it, and it is neither held nor quarantined.
+  [[nodiscard]] bool is_idle(BlockId b) const noexcept {
+    constexpr auto mask =
+        BlockWord::count_mask | BlockWord::held | BlockWord::quarantined | BlockWord::published;
+    return (word(b) & mask) == BlockWord::published;
+  }
+  [[nodiscard]] Eviction const& eviction() const noexcept { return eviction_; }
+  [[nodiscard]] std::uint64_t open_tick() const noexcept { return open_tick_; }
+  [[nodiscard]] std::uint32_t holds(BlockId b) const noexcept { return holds_[at(b)]; }
+
+  void set(BlockId b, std::uint32_t flags) noexcept { words_[at(b)] |= flags; }
+  void clear(BlockId b, std::uint32_t flags) noexcept { words_[at(b)] &= ~flags; }
+  void prefetch(BlockId b) const noexcept { detail::prefetch_write(&words_[at(b)]); }
+  /// For a block that is about to be acquired from the idle ones.
+  void prefetch_idle(BlockId b) const noexcept {
+    prefetch(b);
+    eviction_.prefetch(b);
+  }
+
+  /// Fills `out` with blocks of one reference: free ones first, then victims. For each victim the
+  /// listener gets `soon(b)` some blocks ahead, `next(b)` shortly before, then `evict(b)`, which
+  /// must forget its content. Requires: `out.size() <= num_available()`. O(out.size()).
+  template <class Listener>
+  void allocate(std::span<BlockId> out, Listener&& listener) {
+    std::size_t const from_stack = std::min(out.size(), static_cast<std::size_t>(num_free_));
+    std::size_t top = static_cast<std::size_t>(num_free_);
+    for (std::size_t i = 0; i < from_stack; ++i) take(out[i] = free_[--top]);
+    num_free_ = static_cast<std::int32_t>(top);
+    evict_into(out.subspan(from_stack), listener);
+  }
+
+  /// One more reference. Revives an idle, quarantined or retained block. O(1).
+  void acquire(BlockId b) noexcept {
+    std::uint32_t const w = words_[at(b)];
+    if ((w & BlockWord::count_mask) == 0) leave_unreferenced(b, w);
+    words_[at(b)] =
+        ((w & ~(BlockWord::leaves_first | BlockWord::quarantined)) + 1) | BlockWord::shared;
+  }
+  /// One more reference to a block that has one already. O(1), four bytes.
+  void share(BlockId b) noexcept { words_[at(b)] = (words_[at(b)] + 1) | BlockWord::shared; }
+
+  /// Drops one reference of each block, the last of the span first (contract 10). A block that
+  /// nobody references any more goes where its flags say; `wait` sends it to quarantine. Before
+  /// that `special(b, word)` is called for a twin or a copy target; it clears those flags.
+  template <class Special>
+  void release(std::span<BlockId const> blocks, bool wait, Special&& special) {
+    constexpr std::size_t group = 32;
+    constexpr auto unusual =
+        BlockWord::held | BlockWord::twin | BlockWord::copy_target | BlockWord::leaves_first;
+    BlockId zeros[group];
+    while (!blocks.empty()) {
+      std::size_t const n = std::min(group, blocks.size());
+      std::size_t num_zeros = 0;
+      std::uint32_t flags = 0;
+      for (std::size_t i = blocks.size(); i-- > blocks.size() - n;) {
+        std::uint32_t const w = --words_[at(blocks[i])];
+        zeros[num_zeros] = blocks[i];
+        bool const zero = (w & BlockWord::count_mask) == 0;
+        num_zeros += zero ? 1 : 0;
+        flags |= zero ? w : 0;
+      }
+      blocks = blocks.first(blocks.size() - n);
+      if (num_zeros == 0) continue;
+      if (wait || deferred_ || (flags & unusual) != 0 || num_incoming() != 0 ||
+          batched_release_ == open_tick_) {
+        for (std::size_t i = 0; i < num_zeros; ++i) settle(zeros[i], wait, special);
+      } else {
+        for (std::size_t i = 0; i < num_zeros; ++i) place(zeros[i]);
+      }
+    }
+  }
+
+  /// Drops one reference.
+  template <class Special>
+  void release_one(BlockId b, bool wait, Special&& special) {
+    if ((--words_[at(b)] & BlockWord::count_mask) == 0) settle(b, wait, special);
+  }
+
+  /// From now to the end of the open step, released blocks that were ever shared wait: they may
+  /// stand in the step's `Batch` although their last owner doesn't.
+  void note_batched_release() noexcept { batched_release_ = open_tick_; }
+
+  /// A copy reads or fills `b`: it isn't handed out before the matching `unhold`.
+  void hold(BlockId b) noexcept {
+    std::uint32_t const w = words_[at(b)];
+    if ((w & (BlockWord::count_mask | BlockWord::held)) == 0) {
+      bool const waited = (w & BlockWord::quarantined) != 0;
+      leave_unreferenced(b, w);
+      if (!waited) waiting_links_[at(b)].stamp = 0;
+      ++num_retained_;
+    }
+    ++holds_[at(b)];
+    words_[at(b)] = (w & ~BlockWord::quarantined) | BlockWord::held;
+  }
+  void unhold(BlockId b) noexcept {
+    if (--holds_[at(b)] != 0) return;
+    clear(b, BlockWord::held);
+    if (references(b) != 0) return;
+    --num_retained_;
+    std::uint64_t const stamp = waiting_links_[at(b)].stamp;
+    stamp > reclaimed_tick_ ? quarantine(b, stamp) : place(b);
+  }
+
+  /// A published block stops being findable; an idle one becomes free (deferred: after the open
+  /// step's tick). The caller has dropped it from the index.
+  void unpublish(BlockId b) noexcept {
+    if (is_idle(b)) {
+      eviction_.erase(b);
+      clear(b, BlockWord::published | BlockWord::shared);
+      deferred_ ? quarantine(b, open_tick_) : place(b);
+    } else {
+      clear(b, BlockWord::published | BlockWord::leaves_first);
+    }
+  }
+
+  /// Closes the open step and returns its tick.
+  std::uint64_t end_step() noexcept { return open_tick_++; }
+  /// The device has finished every step up to `tick`. Copies are unheld between the two calls.
+  void mark_reclaimed(std::uint64_t tick) noexcept {
+    reclaimed_tick_ = std::max(reclaimed_tick_, tick);
+  }
+  /// Lets go what waited for a reclaimed tick, in the order it was released. O(freed).
+  void flush() noexcept {
+    while (!quarantine_.empty()) {
+      BlockId const b{quarantine_.front()};
+      if (waiting_links_[at(b)].stamp > reclaimed_tick_) return;
+      quarantine_.erase(waiting_links_.data(), b.value());
+      clear(b, BlockWord::quarantined);
+      place(b);
+    }
+  }
+
+  /// From now on `take_fresh` reports newly allocated blocks.
+  void track_fresh() {
+    if (fresh_.size() == 0) fresh_ = detail::LazyArray<BlockId>(words_.size());
+  }
+  [[nodiscard]] std::int32_t num_fresh() const noexcept { return num_fresh_; }
+  /// Calls `report(b)` once for each block allocated since the last call that is still marked.
+  template <class Report>
+  void take_fresh(Report&& report) {
+    for (std::int32_t i = 0; i < num_fresh_; ++i) {
+      BlockId const b = fresh_[static_cast<std::size_t>(i)];
+      if (!has(b, BlockWord::fresh)) continue;
+      clear(b, BlockWord::fresh);
+      report(b);
+    }
+    num_fresh_ = 0;
+  }
+
+  /// Calls `visit(b, stamp)` for each quarantined block, first to leave first.
+  template <class Visit>
+  void for_each_quarantined(Visit&& visit) const {
+    for (std::int32_t i = quarantine_.front(); i >= 0;
+         i = waiting_links_[static_cast<std::size_t>(i)].next) {
+      visit(BlockId{i}, waiting_links_[static_cast<std::size_t>(i)].stamp);
+    }
+  }
+  /// Calls `visit(b)` for each free block.
+  template <class Visit>
+  void for_each_free(Visit&& visit) const {
+    for (std::int32_t i = 0; i < num_free_; ++i) visit(free_[static_cast<std::size_t>(i)]);
+  }
+
+ private:
+  static std::size_t at(BlockId b) noexcept { return static_cast<std::size_t>(b.value()); }
+
+  void take(BlockId b) noexcept {
+    std::uint32_t& w = words_[at(b)];
+    if (fresh_.size() != 0 && (w & BlockWord::fresh) == 0) {
+      w |= BlockWord::fresh;
+      push_fresh(b);
+    }
+    w = (w & BlockWord::fresh) | 1;
+  }
+  void push_fresh(BlockId b) noexcept {
+    // Full only when marks were cleared without a report: forget those.
+    if (num_fresh_ == num_blocks_) {
+      std::int32_t kept = 0;
+      for (std::int32_t i = 0; i < num_fresh_; ++i) {
+        BlockId const old = fresh_[static_cast<std::size_t>(i)];
+        if (has(old, BlockWord::fresh) && old != b) fresh_[static_cast<std::size_t>(kept++)] = old;
+      }
+      num_fresh_ = kept;
+    }
+    fresh_[static_cast<std::size_t>(num_fresh_++)] = b;
+  }
+
+  template <class Listener>
+  void evict_into(std::span<BlockId> out, Listener& listener) {
+    // Pop a window, then touch its buckets, then forget: each pass finds its lines on the way.
+    constexpr std::size_t window = 32;
+    auto const soon = [&](BlockId b) {
+      prefetch(b);
+      listener.soon(b);
+    };
+    while (!out.empty()) {
+      auto const victims = out.first(std::min(window, out.size()));
+      for (BlockId& b : victims) b = eviction_.pop_front(soon);
+      for (BlockId const b : victims) listener.next(b);
+      for (BlockId const b : victims) {
+        listener.evict(b);
+        clear(b, ~BlockWord::fresh);
+        take(b);
+      }
+      out = out.subspan(victims.size());
+    }
+  }
+
+  // `b` has no references; takes it out of whatever list it waits in.
+  void leave_unreferenced(BlockId b, std::uint32_t w) noexcept {
+    if ((w & BlockWord::held) != 0) {
+      --num_retained_;
+    } else if ((w & BlockWord::quarantined) != 0) {
+      quarantine_.erase(waiting_links_.data(), b.value());
+    } else {
+      eviction_.erase(b);
+    }
+  }
+
+  template <class Special>
+  void settle(BlockId b, bool wait, Special& special) {
+    if (has(b, BlockWord::twin | BlockWord::copy_target)) special(b, word(b));
+    std::uint32_t const w = word(b);
+    bool const must_wait = deferred_ || wait || waits_with_others(w);
+    if ((w & BlockWord::held) != 0) {
+      ++num_retained_;
+      waiting_links_[at(b)].stamp = must_wait ? open_tick_ : 0;
+    } else if (must_wait) {
+      quarantine(b, open_tick_);
+    } else {
+      place(b);
+    }
+  }
+  // A parent must not become evictable before a child that waits, and a block that a batched
+  // sequence owned must not be reused in the step. Both kinds of block were shared.
+  bool waits_with_others(std::uint32_t w) const noexcept {
+    if ((w & BlockWord::shared) == 0) return false;
+    return batched_release_ == open_tick_ ||
+           ((w & BlockWord::published) != 0 && num_incoming() != 0);
+  }
+  void quarantine(BlockId b, std::uint64_t stamp) noexcept {
+    // Stamps never fall along the list, so that `flush` stops at the first that is too young.
+    if (!quarantine_.empty()) {
+      stamp = std::max(stamp, waiting_links_[static_cast<std::size_t>(quarantine_.back())].stamp);
+    }
+    set(b, BlockWord::quarantined);
+    quarantine_.push_back(waiting_links_.data(), b.value());
+    waiting_links_[at(b)].stamp = stamp;
+  }
+  void place(BlockId b) noexcept {
+    std::uint32_t& w = words_[at(b)];
+    if ((w & BlockWord::published) == 0) {
+      w &= BlockWord::fresh;
+      free_[static_cast<std::size_t>(num_free_++)] = b;
+    } else if ((w & BlockWord::leaves_first) == 0) {
+      eviction_.push_back(b);
+    } else {
+      w &= ~BlockWord::leaves_first;
+      eviction_.push_front(b);
+    }
+  }
+
+  std::int32_t num_blocks_;
+  bool deferred_;
+  std::int32_t num_free_ = 0;
+  std::int32_t num_retained_ = 0;
+  std::int32_t num_fresh_ = 0;
+  std::uint64_t open_tick_ = 1;
+  std::uint64_t reclaimed_tick_ = 0;
+  std::uint64_t batched_release_ = 0;
+  detail::LazyArray<std::uint32_t> words_;
+  detail::LazyArray<BlockId> free_;
+  detail::LazyArray<detail::Link> waiting_links_;
+  detail::LazyArray<std::uint32_t> holds_;
+  detail::LazyArray<BlockId> fresh_;
+  detail::IndexList quarantine_;
+  Eviction eviction_;
+};
+
+using BlockPool = BasicBlockPool<LruEviction>;
+
+PAGEDKV_NAMESPACE_END

@@ -288,7 +288,6 @@ class BasicBlockPool {
       for (BlockId const b : victims) listener.next(b);
       for (BlockId const b : victims) {
         listener.evict(b);
-        clear(b, ~BlockWord::fresh);
         take(b);
       }
       out = out.subspan(victims.size());

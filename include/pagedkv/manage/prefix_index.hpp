@@ -1,0 +1,329 @@
+// SPDX-License-Identifier: Apache-2.0
+/// \file
+/// What is in which block, and which block continues a prefix.
+///
+/// A published block is found by (hash, parent identity, tokens, extra keys). The hash picks the
+/// bucket; the other three are compared, so a hit is exact by induction from the first block even
+/// when every hash collides. The parent's identity is its id and generation, never its hash: when a
+/// parent's content goes, its generation rises and its children can't be found any more.
+///
+/// Child hint: each block remembers its newest child. If the hint's parent, tokens and extra keys
+/// are equal it is the answer, and the block needn't be hashed at all.
+///
+/// Records apart by use: 32 bytes of identity, `block_tokens` ids, a 4-byte hint. The hints are
+/// dense, so that a look-up can run ahead along them and prefetch.
+#pragma once
+
+#include <algorithm>
+#include <bit>
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+#include <span>
+
+#include <pagedkv/detail/flat_index.hpp>
+#include <pagedkv/detail/lazy_array.hpp>
+#include <pagedkv/manage/block_hash.hpp>
+#include <pagedkv/manage/prompt_key.hpp>
+#include <pagedkv/types.hpp>
+#include <pagedkv/version.hpp>
+
+PAGEDKV_NAMESPACE_BEGIN
+
+/// The canonical identity of a published block; null for the parent of a first block.
+struct BlockIdentity {
+  BlockId block;
+  std::uint32_t generation = 0;
+  friend constexpr bool operator==(BlockIdentity const&, BlockIdentity const&) noexcept = default;
+};
+
+/// The published block that shares the most leading tokens, and how many.
+struct PartialMatch {
+  BlockId block;
+  std::int32_t num_tokens = 0;
+};
+
+/// Contents of all blocks and the exact index over the published ones. `const` calls may run
+/// together. Nothing allocates after construction.
+template <BlockHash Hash>
+class BasicPrefixIndex {
+  static constexpr std::int32_t unpublished = -2;
+  struct Record {
+    Hash128 hash;
+    std::int32_t parent;
+    std::uint32_t parent_generation;
+    std::uint32_t generation;
+    std::uint32_t num_extra_bytes;
+  };
+  static_assert(sizeof(Record) == 32);
+  using Tokens = std::span<TokenId const>;
+  using Bytes = std::span<std::byte const>;
+
+ public:
+  struct Options {
+    std::int32_t num_blocks = 0;
+    std::int32_t block_tokens = 16;
+    std::int32_t max_extra_key_bytes = 0;
+    std::int32_t max_partial_candidates = 0;  ///< 0: no partial matches
+    std::uint64_t seed = 0;
+  };
+
+  explicit BasicPrefixIndex(Options const& options)
+      : options_(options),
+        block_tokens_(static_cast<std::size_t>(options.block_tokens)),
+        root_hash_(Hash::root(options.seed)),
+        records_(size_of(options)),
+        tokens_(size_of(options) * block_tokens_),
+        extra_(size_of(options) * static_cast<std::size_t>(options.max_extra_key_bytes)),
+        child_hint_(size_of(options)),
+        root_hint_(std::bit_ceil(size_of(options) / 4 + 1)),
+        by_hash_(options.num_blocks) {
+    for (std::size_t i = 0; i < size_of(options); ++i) {
+      records_[i].parent = unpublished;
+      child_hint_[i] = -1;
+    }
+    std::fill_n(root_hint_.data(), root_hint_.size(), -1);
+    if (options.max_partial_candidates > 0) {
+      by_first_token_ = detail::FlatIndex(options.num_blocks);
+      siblings_ = detail::LazyArray<Sibling>(size_of(options));
+    }
+  }
+
+  [[nodiscard]] std::int32_t size() const noexcept { return by_hash_.size(); }
+  [[nodiscard]] Hash128 root_hash() const noexcept { return root_hash_; }
+
+  /// The block's token ids, [block_tokens]. Writing them is the owner's business.
+  [[nodiscard]] TokenId* tokens(BlockId b) noexcept { return &tokens_[at(b) * block_tokens_]; }
+  [[nodiscard]] TokenId const* tokens(BlockId b) const noexcept {
+    return &tokens_[at(b) * block_tokens_];
+  }
+  [[nodiscard]] BlockIdentity identity(BlockId b) const noexcept {
+    return b.is_null() ? BlockIdentity{} : BlockIdentity{b, records_[at(b)].generation};
+  }
+  [[nodiscard]] std::uint32_t generation(BlockId b) const noexcept {
+    return records_[at(b)].generation;
+  }
+  [[nodiscard]] bool is_published(BlockId b) const noexcept {
+    return records_[at(b)].parent != unpublished;
+  }
+  [[nodiscard]] BlockIdentity parent(BlockId b) const noexcept {
+    return {BlockId{records_[at(b)].parent}, records_[at(b)].parent_generation};
+  }
+  /// Of a published block; of a null one, what the first block is chained to.
+  [[nodiscard]] Hash128 hash(BlockId b) const noexcept {
+    return b.is_null() ? root_hash_ : records_[at(b)].hash;
+  }
+  [[nodiscard]] Bytes extra(BlockId b) const noexcept {
+    return {&extra_[at(b) * extra_stride()], records_[at(b)].num_extra_bytes};
+  }
+
+  /// The hash of a full block behind `parent`.
+  [[nodiscard]] Hash128 chained(Hash128 parent, Tokens tokens, Bytes extra) const noexcept {
+    Hash128 content = Hash::content(tokens, options_.seed);
+    if (!extra.empty()) content = Hash::chain(content, Hash::extra(extra, options_.seed));
+    return Hash::chain(parent, content);
+  }
+
+  /// The published block behind `parent` with exactly this content, or null.
+  [[nodiscard]] BlockId find(Hash128 hash, BlockIdentity parent, Tokens tokens, Bytes extra) const {
+    return BlockId{by_hash_.find(hash, [&](std::int32_t id) {
+      return records_[static_cast<std::size_t>(id)].hash == hash &&
+             continues(BlockId{id}, parent, tokens.data(), extra);
+    })};
+  }
+
+  /// Calls `hit(j, block)` for the leading full blocks of `prompt`, at most `max_blocks`, and
+  /// returns how many there are. O(blocks).
+  template <class Hit>
+  std::int32_t walk(detail::PromptView const& prompt, std::int32_t max_blocks, Hit&& hit) const {
+    BlockIdentity parent;
+    RunAhead ahead;
+    for (std::int32_t j = 0; j < max_blocks; ++j) {
+      auto const tokens = block_of(prompt.tokens, j);
+      Bytes const extra = prompt.extra_of(j);
+      BlockId block = parent.block.is_null() ? BlockId{} : BlockId{child_hint_[at(parent.block)]};
+      if (block.is_null() || !continues(block, parent, tokens.data(), extra)) {
+        Hash128 const h = prompt.hashes.empty() ? chained(hash(parent.block), tokens, extra)
+                                                : prompt.hashes[static_cast<std::size_t>(j)];
+        block = find(h, parent, tokens, extra);
+        if (block.is_null()) return j;
+        ahead.restart(block);
+      }
+      ahead.advance(*this);
+      hit(j, block);
+      parent = identity(block);
+    }
+    return max_blocks;
+  }
+
+  /// Among the newest `max_partial_candidates` children of `parent` that begin with the same token
+  /// and have the same extra keys, the one that shares most leading tokens; ties: the newest.
+  [[nodiscard]] PartialMatch find_partial(BlockIdentity parent, Tokens tokens, Bytes extra) const {
+    PartialMatch best;
+    if (siblings_.size() == 0 || tokens.empty()) return best;
+    std::int32_t id = newest_sibling(parent, tokens[0]);
+    for (std::int32_t n = 0; id >= 0 && n < options_.max_partial_candidates; ++n) {
+      BlockId const candidate{id};
+      if (std::ranges::equal(extra, this->extra(candidate))) {
+        std::int32_t const shared = common_prefix(tokens, this->tokens(candidate));
+        if (shared > best.num_tokens) best = {candidate, shared};
+      }
+      id = siblings_[static_cast<std::size_t>(id)].older;
+    }
+    return best;
+  }
+
+  /// Whether a first block with these tokens is published under other extra keys. A hint: it may
+  /// miss one whose place a newer block took.
+  [[nodiscard]] bool has_root_under_other_keys(Tokens tokens) const noexcept {
+    std::int32_t const id = root_hint_[root_place(tokens)];
+    return id >= 0 && records_[static_cast<std::size_t>(id)].parent == BlockId::null_value &&
+           equal_tokens(this->tokens(BlockId{id}), tokens.data());
+  }
+
+  void prefetch(Hash128 hash) const noexcept { by_hash_.prefetch(hash); }
+  /// For a block whose content will be dropped and replaced soon.
+  void prefetch_content(BlockId b) const noexcept {
+    detail::prefetch_write(&records_[at(b)]);
+    detail::prefetch_write(&tokens_[at(b) * block_tokens_]);
+  }
+  void prefetch_bucket_of(BlockId b) const noexcept { by_hash_.prefetch(records_[at(b)].hash); }
+
+  /// Publishes `b`, whose tokens are complete. Requires: nothing equal is published (`find`).
+  void insert(BlockId b, Hash128 hash, BlockIdentity parent, Bytes extra) noexcept {
+    Record& record = records_[at(b)];
+    record.hash = hash;
+    record.parent = parent.block.value();
+    record.parent_generation = parent.generation;
+    record.num_extra_bytes = static_cast<std::uint32_t>(extra.size());
+    if (!extra.empty()) std::memcpy(&extra_[at(b) * extra_stride()], extra.data(), extra.size());
+    by_hash_.insert(hash, b.value());
+    if (parent.block.is_null()) {
+      root_hint_[root_place(block_tokens(b))] = b.value();
+    } else {
+      child_hint_[at(parent.block)] = b.value();
+    }
+    if (siblings_.size() != 0) link_sibling(b);
+  }
+
+  /// Unpublishes `b`; its generation rises, so that no child of it is found again.
+  void erase(BlockId b) noexcept {
+    if (siblings_.size() != 0) unlink_sibling(b);
+    Record& record = records_[at(b)];
+    by_hash_.erase(record.hash, b.value());
+    record.parent = unpublished;
+    ++record.generation;
+  }
+
+ private:
+  /// Runs along the child hints in front of a walk and prefetches what the walk will compare.
+  class RunAhead {
+    static constexpr int distance = 16;
+
+   public:
+    void restart(BlockId b) noexcept {
+      front_ = b.value();
+      lead_ = 0;
+    }
+    void advance(BasicPrefixIndex const& index) noexcept {
+      --lead_;
+      for (int step = 0; step < 2 && lead_ < distance && front_ >= 0; ++step, ++lead_) {
+        front_ = index.child_hint_[static_cast<std::size_t>(front_)];
+        if (front_ >= 0) index.prefetch_content(BlockId{front_});
+      }
+    }
+
+   private:
+    std::int32_t front_ = -1;
+    int lead_ = 0;
+  };
+  /// Published children of one parent with one first token, newest first.
+  struct Sibling {
+    std::int32_t newer;
+    std::int32_t older;
+  };
+
+  static std::size_t at(BlockId b) noexcept { return static_cast<std::size_t>(b.value()); }
+  static std::size_t size_of(Options const& o) noexcept {
+    return static_cast<std::size_t>(o.num_blocks);
+  }
+  std::size_t extra_stride() const noexcept {
+    return static_cast<std::size_t>(options_.max_extra_key_bytes);
+  }
+  Tokens block_of(Tokens tokens, std::int32_t j) const noexcept {
+    return tokens.subspan(static_cast<std::size_t>(j) * block_tokens_, block_tokens_);
+  }
+  Tokens block_tokens(BlockId b) const noexcept { return {tokens(b), block_tokens_}; }
+
+  bool equal_tokens(TokenId const* a, TokenId const* b) const noexcept {
+    // The constant length compiles to four compares; it is the common block size.
+    if (block_tokens_ == 16) return std::memcmp(a, b, 64) == 0;
+    return std::memcmp(a, b, block_tokens_ * sizeof(TokenId)) == 0;
+  }
+  bool continues(BlockId b, BlockIdentity parent, TokenId const* tokens, Bytes extra) const {
+    Record const& record = records_[at(b)];
+    return record.parent == parent.block.value() && record.parent_generation == parent.generation &&
+           record.num_extra_bytes == extra.size() && equal_tokens(this->tokens(b), tokens) &&
+           (extra.empty() || std::ranges::equal(extra, this->extra(b)));
+  }
+  std::int32_t common_prefix(Tokens a, TokenId const* b) const noexcept {
+    std::size_t n = 0;
+    std::size_t const limit = std::min(a.size(), block_tokens_);
+    while (n < limit && a[n] == b[n]) ++n;
+    return static_cast<std::int32_t>(n);
+  }
+  std::size_t root_place(Tokens tokens) const noexcept {
+    return Hash::content(tokens, options_.seed).low & (root_hint_.size() - 1);
+  }
+
+  static Hash128 sibling_hash(BlockIdentity parent, TokenId first) noexcept {
+    Hash128 const identity{static_cast<std::uint32_t>(parent.block.value()) * 0x9E3779B185EBCA87ULL,
+                           parent.generation};
+    return Xxh3BlockHash::chain(identity, {static_cast<std::uint32_t>(first), 0});
+  }
+  std::int32_t newest_sibling(BlockIdentity parent, TokenId first) const {
+    return by_first_token_.find(sibling_hash(parent, first), [&](std::int32_t id) {
+      return this->parent(BlockId{id}) == parent && tokens(BlockId{id})[0] == first;
+    });
+  }
+  void link_sibling(BlockId b) noexcept {
+    BlockIdentity const parent = this->parent(b);
+    TokenId const first = tokens(b)[0];
+    std::int32_t const older = newest_sibling(parent, first);
+    siblings_[at(b)] = {-1, older};
+    if (older < 0) {
+      by_first_token_.insert(sibling_hash(parent, first), b.value());
+    } else {
+      siblings_[static_cast<std::size_t>(older)].newer = b.value();
+      by_first_token_.replace(sibling_hash(parent, first), older, b.value());
+    }
+  }
+  void unlink_sibling(BlockId b) noexcept {
+    Hash128 const h = sibling_hash(parent(b), tokens(b)[0]);
+    auto const [newer, older] = siblings_[at(b)];
+    if (older >= 0) siblings_[static_cast<std::size_t>(older)].newer = newer;
+    if (newer >= 0) {
+      siblings_[static_cast<std::size_t>(newer)].older = older;
+    } else if (older >= 0) {
+      by_first_token_.replace(h, b.value(), older);
+    } else {
+      by_first_token_.erase(h, b.value());
+    }
+  }
+
+  Options options_;
+  std::size_t block_tokens_;
+  Hash128 root_hash_;
+  detail::LazyArray<Record> records_;
+  detail::LazyArray<TokenId> tokens_;
+  detail::LazyArray<std::byte> extra_;
+  detail::LazyArray<std::int32_t> child_hint_;
+  detail::LazyArray<std::int32_t> root_hint_;
+  detail::FlatIndex by_hash_;
+  detail::FlatIndex by_first_token_;
+  detail::LazyArray<Sibling> siblings_;
+};
+
+using PrefixIndex = BasicPrefixIndex<Xxh3BlockHash>;
+
+PAGEDKV_NAMESPACE_END

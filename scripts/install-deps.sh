@@ -40,7 +40,8 @@ install_missing() {
   done
   ((${#missing[@]})) || return 0
   echo "Installing: ${missing[*]}"
-  ((updated)) || as_root apt-get update -qq
+  # One source out of reach need not matter: the install says what is really missing.
+  ((updated)) || as_root apt-get update -qq || echo "apt-get update failed; going on" >&2
   updated=1
   as_root apt-get install -qq -y --no-install-recommends "${missing[@]}" < /dev/null
 }

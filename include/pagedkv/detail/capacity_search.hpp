@@ -185,12 +185,19 @@ template <class Works>
 }
 
 [[nodiscard]] inline std::optional<std::int32_t> find_tensor_parallel(CapacityInput input) {
-  for (auto tensor = input.parallel.tensor + 1; tensor <= max_proposed_tensor_parallel; ++tensor) {
-    if (!can_shard(input.geometry.num_kv_heads, tensor)) continue;
+  auto const given = input.parallel.tensor;
+  auto const works = [&](std::int32_t tensor) {
     input.parallel.tensor = tensor;
-    if (fits(input)) return tensor;
+    return can_shard(input.geometry.num_kv_heads, tensor) && fits(input);
+  };
+  // More ranks never hold less, so the most of them tell whether the walk has an end.
+  auto most = std::max(given, max_proposed_tensor_parallel);
+  while (!can_shard(input.geometry.num_kv_heads, most)) --most;
+  if (!works(most)) return std::nullopt;
+  for (auto tensor = given + 1; tensor < most; ++tensor) {
+    if (works(tensor)) return tensor;
   }
-  return std::nullopt;
+  return most;
 }
 
 [[nodiscard]] inline std::optional<KvFormat> find_kv_format(CapacityInput input) {

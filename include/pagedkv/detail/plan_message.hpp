@@ -52,7 +52,12 @@ namespace detail {
   } else {
     term('=', rank.available_bytes, "for the blocks, as given");
   }
-  term('/', rank.bytes_per_block, fmt::format("a block of {} tokens", plan.block_tokens));
+  auto block = fmt::format("a block of {} tokens", plan.block_tokens);
+  if (plan.blocks_per_sequence > 0) {
+    block += fmt::format("; a sequence of {} tokens needs {}", plan.max_model_len,
+                         plan.blocks_per_sequence);
+  }
+  term('/', rank.bytes_per_block, block);
   return text;
 }
 

@@ -28,8 +28,8 @@ inline constexpr std::int32_t auto_max_model_len = 0;
 
 /// All bytes are of one device (rank) unless said otherwise; every rank has the same device.
 struct CapacityInput {
-  Geometry geometry;
-  Parallel parallel;
+  Geometry geometry{};
+  Parallel parallel{};
 
   std::int64_t device_bytes = 0;
   double utilization = 0.92;  ///< in (0, 1]: what this engine may use of the device
@@ -39,15 +39,15 @@ struct CapacityInput {
   std::int64_t other_bytes = 0;       ///< contexts, captured graphs, other processes
 
   /// Bytes of the blocks of a rank; then the terms above decide nothing.
-  std::optional<std::int64_t> cache_bytes;
+  std::optional<std::int64_t> cache_bytes{};
   /// Overrides both; the checks use it too.
-  std::optional<std::int32_t> num_blocks;
+  std::optional<std::int32_t> num_blocks{};
 
   std::int32_t max_model_len = auto_max_model_len;  ///< tokens of one sequence, prompt and output
   std::int32_t model_max_len = 0;  ///< positions the model knows; bounds `auto`; 0: no bound
 
   /// Lets a failure name a format that the device converts well.
-  std::optional<ComputeCapability> capability;
+  std::optional<ComputeCapability> capability{};
 };
 
 /// The rank with the fewest blocks (of equal ones the first stage's). Bytes.

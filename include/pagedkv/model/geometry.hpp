@@ -99,8 +99,8 @@ struct Geometry {
   std::int32_t head_dim_k = 0;    ///< elements; for a latent: its rank plus the rotary part
   std::int32_t head_dim_v = 0;    ///< elements; 0 if there is no V (latent attention)
   std::int32_t block_tokens = 16;
-  LayerFormat format;                     ///< of every layer that no override names
-  std::vector<FormatOverride> overrides;  ///< must not overlap
+  LayerFormat format{};                     ///< of every layer that no override names
+  std::vector<FormatOverride> overrides{};  ///< must not overlap
 
   friend bool operator==(Geometry const&, Geometry const&) = default;
 

@@ -1,0 +1,32 @@
+// SPDX-License-Identifier: Apache-2.0
+/// \file
+/// CLI11's errors, with the option that was probably meant.
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include <fmt/format.h>
+#include <CLI/CLI.hpp>
+
+#include "support/nearest.hpp"
+
+namespace programs {
+
+/// Like `app.exit(error)`, and names the nearest option of each that isn't one.
+inline int exit_with(CLI::App const& app, CLI::ParseError const& error) {
+  auto const status = app.exit(error);
+  if (dynamic_cast<CLI::ExtrasError const*>(&error) == nullptr) return status;
+  std::vector<std::string> names;
+  for (auto const* option : app.get_options()) {
+    for (auto const& name : option->get_lnames()) names.push_back("--" + name);
+  }
+  for (auto const& argument : app.remaining()) {
+    if (argument.rfind("--", 0) != 0) continue;
+    auto const name = argument.substr(0, argument.find('='));
+    fmt::print(stderr, "{}: did you mean {}?\n", name, nearest_name(name, names));
+  }
+  return status;
+}
+
+}  // namespace programs

@@ -97,6 +97,11 @@ class BasicBlockPool {
   [[nodiscard]] std::uint64_t open_tick() const noexcept { return open_tick_; }
   [[nodiscard]] std::uint32_t holds(BlockId b) const noexcept { return holds_[at(b)]; }
 
+  /// Whether the last reference, dropped now, would make the block available at once.
+  [[nodiscard]] bool leaves_at_once(BlockId b) const noexcept {
+    return !deferred_ && !has(b, BlockWord::held) && !waits_with_others(word(b));
+  }
+
   void set(BlockId b, std::uint32_t flags) noexcept { words_[at(b)] |= flags; }
   void clear(BlockId b, std::uint32_t flags) noexcept { words_[at(b)] &= ~flags; }
   void prefetch(BlockId b) const noexcept { detail::prefetch_write(&words_[at(b)]); }

@@ -26,14 +26,14 @@ struct CacheEvent {
   Kind kind = Kind::stored;
   std::uint64_t number = 0;  ///< 0, 1, 2, ... over all kinds
   GroupId group{0};
-  BlockId block;
+  BlockId block{};
   std::uint32_t generation = 0;
-  BlockId parent;  ///< null for a first block
+  BlockId parent{};  ///< null for a first block
   std::uint32_t parent_generation = 0;
-  Hash128 hash;
-  Hash128 parent_hash;
-  std::span<TokenId const> tokens;        ///< [block_tokens]
-  std::span<std::byte const> extra_keys;  ///< as encoded in the block
+  Hash128 hash{};
+  Hash128 parent_hash{};
+  std::span<TokenId const> tokens;          ///< [block_tokens]
+  std::span<std::byte const> extra_keys{};  ///< as encoded in the block
 };
 
 /// Called on the cache's thread, inside the call that caused it. Must not call the cache.

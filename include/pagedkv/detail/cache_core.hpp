@@ -1,0 +1,897 @@
+// SPDX-License-Identifier: Apache-2.0
+/// \file
+/// What `KvCache`, `Sequence`, `Pin` and `Batch` share: the sequences' states and the verbs,
+/// composed from the pool, the index, the tables and the copy plan. Handles name a sequence by its
+/// row.
+///
+/// One rule shapes every verb: decide first, touch nothing; then act, where nothing can fail.
+#pragma once
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <utility>
+#include <vector>
+
+#include <pagedkv/config.hpp>
+#include <pagedkv/detail/block_shape.hpp>
+#include <pagedkv/manage/block_pool.hpp>
+#include <pagedkv/manage/block_table.hpp>
+#include <pagedkv/manage/copy_plan.hpp>
+#include <pagedkv/manage/observer.hpp>
+#include <pagedkv/manage/prefix_index.hpp>
+#include <pagedkv/manage/prompt_key.hpp>
+#include <pagedkv/manage/slot_mapping.hpp>
+#include <pagedkv/manage/stats.hpp>
+#include <pagedkv/result.hpp>
+#include <pagedkv/types.hpp>
+
+PAGEDKV_NAMESPACE_BEGIN
+
+/// How a prompt is opened.
+struct OpenOptions {
+  /// Positions that exist after success, in all; those of the prompt have their ids.
+  std::int32_t reserve = 0;
+  /// The first n prompt positions are computed elsewhere: they exist after success (reserved, ids
+  /// set) and are committed by the caller when their bytes have arrived.
+  std::int32_t external_tokens = 0;
+  bool read = true;      ///< look for cached blocks
+  bool publish = true;   ///< commits make full blocks findable
+  bool resumed = false;  ///< comes back from a preemption: counted apart
+};
+
+/// What opening a prompt would take now.
+struct Admission {
+  std::int32_t cached_tokens = 0;
+  /// New blocks, and idle ones that the hit would revive. `open` finds room if and only if this is
+  /// at most `available_blocks()`.
+  std::int32_t blocks_needed = 0;
+};
+
+namespace detail {
+
+/// 64 bytes, one a row.
+struct SequenceState {
+  std::int32_t size = 0;
+  std::int32_t committed = 0;
+  std::int32_t num_blocks = 0;
+  std::int32_t published_blocks = 0;  ///< leading blocks that commit has dealt with
+  std::int32_t known = 0;             ///< leading positions whose ids are known, at least
+  std::int32_t cached = 0;
+  std::int32_t external = 0;
+  std::int32_t first_changed = 0;  ///< lowest column that a Batch hasn't seen
+  std::uint64_t batch_tick = 0;    ///< the step whose Batch it is in
+  std::uint64_t id = 0;
+  std::uint32_t epoch = 0;
+  std::uint32_t generation = 0;  ///< of the row: odd while a handle is alive
+  bool publishes = false;
+  bool may_have_twins = false;
+};
+
+template <class Policy>
+class CacheCore {
+ public:
+  using Pool = BasicBlockPool<typename Policy::Eviction>;
+  using Index = BasicPrefixIndex<typename Policy::Hash>;
+  using Ids = std::span<TokenId const>;
+
+  explicit CacheCore(KvCacheConfig const& config)
+      : config_((validate(config), config)),
+        shape_(config.block_tokens),
+        pool_(config.num_blocks, config.reclaim),
+        index_({config.num_blocks, config.block_tokens, config.max_extra_key_bytes,
+                config.partial_hits ? config.max_partial_candidates : 0, config.hash_seed}),
+        tables_(config.max_sequences,
+                std::min(shape_.blocks(config.max_sequence_tokens), config.num_blocks)),
+        copies_(config.num_blocks),
+        twin_of_(static_cast<std::size_t>(config.num_blocks)),
+        states_(static_cast<std::size_t>(config.max_sequences)),
+        extra_(static_cast<std::size_t>(config.max_sequences)) {
+    free_rows_.reserve(states_.size());
+    for (std::int32_t r = config.max_sequences; r-- > 0;) free_rows_.push_back(r);
+  }
+  CacheCore(CacheCore const&) = delete;
+  CacheCore& operator=(CacheCore const&) = delete;
+
+  [[nodiscard]] KvCacheConfig const& config() const noexcept { return config_; }
+  [[nodiscard]] BlockShape shape() const noexcept { return shape_; }
+  [[nodiscard]] Pool const& pool() const noexcept { return pool_; }
+  [[nodiscard]] Index const& index() const noexcept { return index_; }
+  [[nodiscard]] CopyPlan const& copies() const noexcept { return copies_; }
+  [[nodiscard]] std::int32_t table_width() const noexcept { return tables_.width(); }
+  [[nodiscard]] std::int32_t num_sequences() const noexcept {
+    return config_.max_sequences - static_cast<std::int32_t>(free_rows_.size());
+  }
+  [[nodiscard]] SequenceState const& state(std::int32_t r) const noexcept {
+    return states_[static_cast<std::size_t>(r)];
+  }
+  [[nodiscard]] std::span<BlockId const> row(std::int32_t r) const noexcept {
+    return {tables_.row(r), static_cast<std::size_t>(state(r).num_blocks)};
+  }
+  [[nodiscard]] bool is_alive(std::int32_t r) const noexcept {
+    return state(r).generation % 2 != 0;
+  }
+  [[nodiscard]] BlockId twin_of(BlockId b) const noexcept {
+    return twin_of_[static_cast<std::size_t>(b.value())];
+  }
+  /// The block that is findable with the content of `b`: `b` itself or the first of its twins.
+  [[nodiscard]] BlockId canonical(BlockId b) const noexcept {
+    return pool_.has(b, BlockWord::twin) ? twin_of(b) : b;
+  }
+
+  // ---- opening ----------------------------------------------------------------------------------
+
+  [[nodiscard]] std::int32_t match(PromptView const& prompt) const {
+    return look_up(prompt, true, [](std::int32_t, BlockId) {}).tokens;
+  }
+  [[nodiscard]] Admission admission(PromptView const& prompt, OpenOptions const& options) const {
+    Hit hit = look_up(prompt, options.read, [](std::int32_t, BlockId) {});
+    std::int32_t const needed = fit(hit, options);
+    return {hit.tokens, needed};
+  }
+  [[nodiscard]] bool would_fit(PromptView const& prompt, OpenOptions const& options) const {
+    return !never_fits(longest(prompt, options)) &&
+           admission(prompt, options).blocks_needed <= pool_.num_available();
+  }
+
+  /// The new sequence's row. `extra` outlives the call: it keys the blocks to come.
+  [[nodiscard]] Result<std::int32_t> open(SequenceId id, PromptView const& prompt,
+                                          std::shared_ptr<ExtraKeyTable const> const& extra,
+                                          OpenOptions const& options) {
+    PAGEDKV_ASSERT(options.reserve >= 0 && options.external_tokens >= 0 &&
+                       options.external_tokens <= prompt.num_tokens(),
+                   "open: reserve must be 0 or more and external_tokens within the prompt");
+    if (extra != nullptr &&
+        extra->longest() > static_cast<std::size_t>(config_.max_extra_key_bytes)) {
+      return Unexpected{Errc::extra_keys_too_long};
+    }
+    if (never_fits(longest(prompt, options))) return Unexpected{Errc::never_fits};
+    if (free_rows_.empty()) return Unexpected{Errc::no_free_sequences};
+
+    std::int32_t const r = free_rows_.back();
+    BlockId* const row = tables_.row(r);  // nobody's: scratch until the open has succeeded
+    Hit hit = look_up(prompt, options.read, [&](std::int32_t j, BlockId b) {
+      row[j] = b;
+      pool_.prefetch_idle(b);
+    });
+    if (fit(hit, options) > pool_.num_available()) return Unexpected{Errc::no_free_blocks};
+
+    if (hit.partial.num_tokens > 0) hold_source(hit.partial.block);
+    for (std::int32_t j = 0; j < hit.blocks; ++j) pool_.acquire(row[j]);
+    SequenceState& s = start(r, id);
+    s.num_blocks = hit.blocks;
+    s.published_blocks = hit.blocks;
+    s.publishes = options.publish;
+    s.committed = s.cached = hit.tokens;
+    if (extra != nullptr) extra_[static_cast<std::size_t>(r)] = extra;
+    extend(r, positions(hit, options));
+    if (hit.partial.num_tokens > 0) {
+      plan_copy({hit.partial.block, row[hit.blocks], hit.partial.num_tokens});
+    }
+    std::int32_t const first_new = hit.blocks * shape_.tokens();
+    s.known = std::min(prompt.num_tokens(), s.size);
+    if (s.known > first_new) {
+      write_ids(r, first_new,
+                prompt.tokens.subspan(static_cast<std::size_t>(first_new),
+                                      static_cast<std::size_t>(s.known - first_new)));
+    }
+    forget_ids(r, s.known);
+    s.known = std::max(s.known, s.committed);
+    s.external = std::max(0, options.external_tokens - hit.tokens);
+    count_open(prompt, hit, options, s);
+    return r;
+  }
+
+  // ---- growing ----------------------------------------------------------------------------------
+
+  [[nodiscard]] std::int32_t blocks_needed(std::int32_t r, std::int32_t n) const noexcept {
+    return growth(r, n).blocks;
+  }
+  [[nodiscard]] bool would_fit(std::int32_t r, std::int32_t n) const noexcept {
+    SequenceState const& s = state(r);
+    if (n > config_.max_sequence_tokens - s.size || never_fits(s.size + n)) return false;
+    Growth const g = growth(r, n);
+    std::int32_t const room = pool_.num_available();
+    if (g.blocks <= room) return true;
+    return g.blocks - (g.tail == Tail::copy_or_unpublish ? 1 : 0) <= room + num_adoptable(r);
+  }
+
+  [[nodiscard]] Result<TokenRange> append(std::int32_t r, Ids ids) {
+    SequenceState& s = at(r);
+    // The common step: one more token into a block that only this sequence has.
+    if (ids.size() == 1 && s.known == s.size && s.size < config_.max_sequence_tokens) {
+      if (std::int32_t const offset = shape_.offset(s.size); offset != 0) {
+        BlockId const tail = tables_.row(r)[s.num_blocks - 1];
+        if ((pool_.word(tail) & BlockWord::writable_mask) == 1) {
+          index_.tokens(tail)[offset] = ids[0];
+          s.known = ++s.size;
+          return TokenRange{s.size - 1, 1};
+        }
+      }
+    }
+    if (ids.size() > static_cast<std::size_t>(config_.max_sequence_tokens)) {
+      return Unexpected{Errc::never_fits};
+    }
+    auto const range = grow(r, static_cast<std::int32_t>(ids.size()));
+    if (range) set_ids(r, range->first, ids);
+    return range;
+  }
+  [[nodiscard]] Result<TokenRange> reserve(std::int32_t r, std::int32_t n) {
+    auto const range = grow(r, n);
+    if (range) forget_ids(r, range->first);
+    return range;
+  }
+  void set_tokens(std::int32_t r, std::int32_t first, Ids ids) {
+    SequenceState const& s = state(r);
+    PAGEDKV_ASSERT(first >= s.committed, "set_tokens: positions below committed() are final");
+    PAGEDKV_ASSERT(ids.size() <= static_cast<std::size_t>(s.size) &&
+                       first <= s.size - static_cast<std::int32_t>(ids.size()),
+                   "set_tokens: the positions must have been reserved");
+    set_ids(r, first, ids);
+  }
+
+  // ---- committing -------------------------------------------------------------------------------
+
+  void commit(std::int32_t r, std::int32_t n) {
+    if (!advance(r, n)) return;
+    publish(r, shape_.block(n));
+  }
+  /// The checks and the bookkeeping of `commit`. True if there are full blocks to deal with.
+  [[nodiscard]] bool advance(std::int32_t r, std::int32_t n) {
+    SequenceState& s = at(r);
+    PAGEDKV_ASSERT(n <= s.size, "commit: only positions that exist can be final");
+    if (n <= s.committed) return false;
+    PAGEDKV_ASSERT(known(r, n) >= n, "commit: set_tokens first, an id is unknown");
+    PAGEDKV_ASSERT(!fills_later(r), "commit: take_copies first, a planned copy fills this block");
+    s.committed = n;
+    return shape_.block(n) > s.published_blocks;
+  }
+  /// The hash of the next block that `publish` deals with; prefetches its bucket.
+  [[nodiscard]] Hash128 next_hash(std::int32_t r) const {
+    SequenceState const& s = state(r);
+    if (!may_publish(s)) return {};
+    std::int32_t const j = s.published_blocks;
+    Hash128 const hash =
+        index_.chained(index_.hash(parent_of(r, j)), ids_of(tables_.row(r)[j]), extra_of(r, j));
+    index_.prefetch(hash);
+    return hash;
+  }
+  /// Deals with the one next full block, whose hash is known.
+  void publish_next(std::int32_t r, Hash128 hash) {
+    SequenceState& s = at(r);
+    std::int32_t const j = s.published_blocks++;
+    if (may_publish(s)) publish_block(r, j, index_.identity(parent_of(r, j)), hash);
+  }
+
+  // ---- shrinking, forking, leaving --------------------------------------------------------------
+
+  void truncate(std::int32_t r, std::int32_t n) {
+    SequenceState& s = at(r);
+    PAGEDKV_ASSERT(n >= 0 && n <= s.size, "truncate: n must lie within size()");
+    std::int32_t const keep = shape_.blocks(n);
+    if (keep < s.num_blocks) {
+      if (keep > 0) keep_behind_children(r, keep);
+      release_blocks(r, row(r).subspan(static_cast<std::size_t>(keep)));
+      s.num_blocks = keep;
+      s.first_changed = std::min(s.first_changed, keep);
+    }
+    s.size = n;
+    s.committed = std::min(s.committed, n);
+    s.known = std::min(s.known, n);
+    s.published_blocks = std::min(s.published_blocks, shape_.block(n));
+  }
+
+  [[nodiscard]] Result<std::int32_t> fork(std::int32_t parent, SequenceId id) {
+    SequenceState const& from = state(parent);
+    if (from.committed != from.size) return Unexpected{Errc::uncommitted};
+    if (free_rows_.empty()) return Unexpected{Errc::no_free_sequences};
+    std::int32_t const child = free_rows_.back();
+    auto const blocks = row(parent);
+    std::copy(blocks.begin(), blocks.end(), tables_.row(child));
+    for (BlockId const b : blocks) pool_.share(b);
+    SequenceState& s = start(child, id);
+    s.size = s.committed = s.cached = from.size;
+    s.known = from.known;
+    s.num_blocks = from.num_blocks;
+    s.published_blocks = from.published_blocks;
+    s.epoch = from.epoch;
+    s.publishes = from.publishes;
+    s.may_have_twins = from.may_have_twins;
+    extra_[static_cast<std::size_t>(child)] = extra_[static_cast<std::size_t>(parent)];
+    ++stats_.forks;
+    return child;
+  }
+
+  void close(std::int32_t r, Reuse reuse) {
+    SequenceState& s = at(r);
+    auto blocks = row(r);
+    if (reuse == Reuse::none) blocks = blocks.first(release_unwanted(r));
+    if (reuse == Reuse::resume) ++stats_.preemptions;
+    release_blocks(r, blocks);
+    ++s.generation;
+    extra_[static_cast<std::size_t>(r)].reset();
+    free_rows_.push_back(r);
+  }
+
+  // ---- pins -------------------------------------------------------------------------------------
+
+  [[nodiscard]] Result<std::int32_t> pin(PromptView const& prompt) {
+    if (prompt.extra != nullptr &&
+        prompt.extra->longest() > static_cast<std::size_t>(config_.max_extra_key_bytes)) {
+      return Unexpected{Errc::extra_keys_too_long};
+    }
+    std::vector<BlockId> blocks;
+    index_.walk(prompt, shape_.block(prompt.num_tokens()),
+                [&](std::int32_t, BlockId b) { blocks.push_back(b); });
+    for (BlockId const b : blocks) pool_.acquire(b);
+    auto const free =
+        std::find_if(pins_.begin(), pins_.end(), [](Pinned const& p) { return !p.alive; });
+    auto const place = free - pins_.begin();
+    if (free == pins_.end()) pins_.emplace_back();
+    pins_[static_cast<std::size_t>(place)] = {std::move(blocks), true};
+    ++num_pins_;
+    return static_cast<std::int32_t>(place);
+  }
+  void unpin(std::int32_t p) {
+    Pinned& pin = pins_[static_cast<std::size_t>(p)];
+    pool_.release(pin.blocks, false, OnLastReference{*this, false});
+    pin = {};
+    --num_pins_;
+  }
+  [[nodiscard]] std::span<BlockId const> pinned(std::int32_t p) const noexcept {
+    return pins_[static_cast<std::size_t>(p)].blocks;
+  }
+
+  // ---- steps ------------------------------------------------------------------------------------
+
+  std::span<BlockCopy const> take_copies() {
+    auto const taken = copies_.take(pool_.open_tick());
+    for (BlockCopy const& copy : taken) {
+      pool_.clear(copy.dst, BlockWord::copy_target | BlockWord::fresh);
+      pool_.hold(copy.dst);
+    }
+    return taken;
+  }
+  Tick end_step() {
+    std::uint64_t const tick = pool_.end_step();
+    if (config_.reclaim == Reclaim::stream_ordered) let_go(tick);
+    return Tick{tick};
+  }
+  void reclaim(Tick tick) {
+    PAGEDKV_ASSERT(tick.value() < pool_.open_tick(), "reclaim: end_step first, the step is open");
+    if (config_.reclaim == Reclaim::deferred) let_go(tick.value());
+  }
+
+  // ---- upkeep -----------------------------------------------------------------------------------
+
+  std::int32_t evict(std::span<BlockId const> blocks) {
+    std::int32_t evicted = 0;
+    for (BlockId const b : blocks) {
+      PAGEDKV_ASSERT(b.value() >= 0 && b.value() < config_.num_blocks,
+                     "evict: the block is not of this pool");
+      if (pool_.references(b) != 0 || !pool_.has(b, BlockWord::published)) continue;
+      forget(b);
+      pool_.unpublish(b);
+      ++evicted;
+    }
+    stats_.evicted_blocks += static_cast<std::uint64_t>(evicted);
+    return evicted;
+  }
+  void reset() {
+    for (std::int32_t i = 0; i < config_.num_blocks; ++i) {
+      BlockId const b{i};
+      if (pool_.has(b, BlockWord::twin)) untwin(b, false);
+    }
+    for (std::int32_t i = 0; i < config_.num_blocks; ++i) {
+      BlockId const b{i};
+      if (!pool_.has(b, BlockWord::published)) continue;
+      index_.erase(b);
+      pool_.unpublish(b);
+    }
+    ++epoch_;
+    ++stats_.resets;
+    emit({.kind = CacheEvent::Kind::cleared});
+  }
+  [[nodiscard]] Stats stats() const noexcept {
+    Stats s = stats_;
+    s.num_blocks = config_.num_blocks;
+    s.free = pool_.num_free();
+    s.idle = pool_.num_idle();
+    s.used = pool_.num_used();
+    s.quarantined = pool_.num_quarantined();
+    s.retained = pool_.num_retained();
+    s.sequences = num_sequences();
+    s.pins = num_pins_;
+    for (std::int32_t r = 0; r < config_.max_sequences; ++r) {
+      if (!is_alive(r)) continue;
+      std::int64_t const slots = std::int64_t{state(r).num_blocks} * shape_.tokens();
+      s.owned_slots += slots;
+      s.wasted_slots += slots - state(r).size;
+    }
+    return s;
+  }
+  [[nodiscard]] std::int32_t num_pins() const noexcept { return num_pins_; }
+  [[nodiscard]] std::size_t num_pin_places() const noexcept { return pins_.size(); }
+  [[nodiscard]] std::uint32_t epoch() const noexcept { return epoch_; }
+
+  // ---- for Batch --------------------------------------------------------------------------------
+
+  void mark_batched(std::int32_t r) noexcept { at(r).batch_tick = pool_.open_tick(); }
+  void mark_seen(std::int32_t r) noexcept { at(r).first_changed = state(r).num_blocks; }
+  void track_fresh() { pool_.track_fresh(); }
+  template <class Report>
+  void take_fresh(Report&& report) {
+    pool_.take_fresh(std::forward<Report>(report));
+  }
+
+  /// Tokens in blocks that nobody else references. O(blocks).
+  [[nodiscard]] std::int32_t unshared_blocks(std::int32_t r) const noexcept {
+    std::int32_t n = 0;
+    for (BlockId const b : row(r)) n += pool_.references(b) == 1 ? 1 : 0;
+    return n;
+  }
+  [[nodiscard]] std::int32_t unshared_tokens(std::int32_t r) const noexcept {
+    std::int32_t n = 0;
+    auto const blocks = row(r);
+    for (std::size_t j = 0; j < blocks.size(); ++j) {
+      if (pool_.references(blocks[j]) != 1) continue;
+      auto const first = static_cast<std::int32_t>(j) * shape_.tokens();
+      n += std::min(shape_.tokens(), state(r).size - first);
+    }
+    return n;
+  }
+  [[nodiscard]] TokenId token(std::int32_t r, std::int32_t position) const noexcept {
+    BlockId const b = tables_.row(r)[shape_.block(position)];
+    return index_.tokens(b)[shape_.offset(position)];
+  }
+
+ private:
+  struct Hit {
+    std::int32_t blocks = 0;  ///< full ones
+    std::int32_t idle = 0;    ///< of those, nobody's
+    std::int32_t tokens = 0;
+    PartialMatch partial;
+    HitEnd end = HitEnd::no_block;
+  };
+  /// What the write behind `size()` does to the block that holds the position.
+  enum class Tail : std::uint8_t { none, untwin, copy, copy_or_unpublish };
+  struct Growth {
+    std::int32_t blocks = 0;  ///< new ones and the copy
+    Tail tail = Tail::none;
+  };
+  struct Pinned {
+    std::vector<BlockId> blocks;
+    bool alive = false;
+  };
+  /// What else goes with the last reference to a block.
+  struct OnLastReference {
+    CacheCore& core;
+    bool wait;
+    void operator()(BlockId b, std::uint32_t word) {
+      if ((word & BlockWord::twin) != 0) core.untwin(b, wait);
+      if ((word & BlockWord::copy_target) != 0) core.drop_copy(b);
+    }
+  };
+  /// Forgets what an evicted block held.
+  struct OnEvict {
+    CacheCore& core;
+    void soon(BlockId b) const noexcept { core.index_.prefetch_content(b); }
+    void next(BlockId b) const noexcept { core.index_.prefetch_bucket_of(b); }
+    void evict(BlockId b) const {
+      core.forget(b);
+      ++core.stats_.evicted_blocks;
+    }
+  };
+
+  SequenceState& at(std::int32_t r) noexcept { return states_[static_cast<std::size_t>(r)]; }
+  SequenceState& start(std::int32_t r, SequenceId id) noexcept {
+    free_rows_.pop_back();
+    SequenceState& s = at(r);
+    std::uint32_t const generation = s.generation + 1;
+    s = {};
+    s.generation = generation;
+    s.id = id.value();
+    s.epoch = epoch_;
+    return s;
+  }
+
+  [[nodiscard]] bool never_fits(std::int32_t tokens) const noexcept {
+    return tokens > config_.max_sequence_tokens || shape_.blocks(tokens) > config_.num_blocks;
+  }
+  static std::int32_t longest(PromptView const& prompt, OpenOptions const& o) noexcept {
+    return std::max({prompt.num_tokens(), o.reserve, o.external_tokens});
+  }
+  static std::int32_t positions(Hit const& hit, OpenOptions const& o) noexcept {
+    return std::max({hit.tokens, o.reserve, o.external_tokens});
+  }
+
+  /// The longest cached prefix that leaves the last token out, and why it ends.
+  template <class Sink>
+  Hit look_up(PromptView const& prompt, bool read, Sink&& sink) const {
+    Hit hit;
+    if (!read) {
+      hit.end = HitEnd::not_read;
+      return hit;
+    }
+    std::int32_t const last = std::max(prompt.num_tokens() - 1, 0);
+    std::int32_t const limit = shape_.block(last);
+    BlockId deepest;
+    // One block further than may be shared: tells a prompt that is cached to its end from others.
+    std::int32_t const found =
+        index_.walk(prompt, shape_.block(prompt.num_tokens()), [&](std::int32_t j, BlockId b) {
+          if (j >= limit) return;
+          sink(j, b);
+          hit.idle += pool_.is_idle(b) ? 1 : 0;
+          deepest = b;
+        });
+    hit.blocks = std::min(found, limit);
+    hit.tokens = hit.blocks * shape_.tokens();
+    if (config_.partial_hits && hit.tokens < last) {
+      auto const rest = prompt.tokens.subspan(static_cast<std::size_t>(hit.tokens),
+                                              static_cast<std::size_t>(last - hit.tokens));
+      hit.partial =
+          index_.find_partial(index_.identity(deepest), rest, prompt.extra_of(hit.blocks));
+      hit.tokens += hit.partial.num_tokens;
+    }
+    if (found > limit || hit.tokens == last) {
+      hit.end = HitEnd::last_token;
+    } else if (hit.blocks == 0 && prompt.num_tokens() >= shape_.tokens() &&
+               index_.has_root_under_other_keys(
+                   prompt.tokens.first(static_cast<std::size_t>(shape_.tokens())))) {
+      hit.end = HitEnd::salt_or_adapter;
+    }
+    return hit;
+  }
+
+  /// Blocks that opening with this hit takes. Gives the partial hit up if only that makes it fit.
+  std::int32_t fit(Hit& hit, OpenOptions const& options) const noexcept {
+    auto const needed = [&](Hit const& h) {
+      bool const revives_source = h.partial.num_tokens > 0 && pool_.is_idle(h.partial.block);
+      return shape_.blocks(positions(h, options)) - h.blocks + h.idle + (revives_source ? 1 : 0);
+    };
+    std::int32_t const with = needed(hit);
+    if (hit.partial.num_tokens == 0 || with <= pool_.num_available()) return with;
+    Hit aligned = hit;
+    aligned.tokens -= hit.partial.num_tokens;
+    aligned.partial = {};
+    aligned.end = HitEnd::capacity;
+    std::int32_t const without = needed(aligned);
+    if (without > pool_.num_available()) return with;
+    hit = aligned;
+    return without;
+  }
+
+  void count_open(PromptView const& prompt, Hit const& hit, OpenOptions const& options,
+                  SequenceState const& s) noexcept {
+    auto const queried = static_cast<std::uint64_t>(prompt.num_tokens());
+    auto const found = static_cast<std::uint64_t>(hit.tokens);
+    ++(options.resumed ? stats_.resumed_opens : stats_.opens);
+    (options.resumed ? stats_.resumed_query_tokens : stats_.prefix_query_tokens) += queried;
+    (options.resumed ? stats_.resumed_hit_tokens : stats_.prefix_hit_tokens) += found;
+    stats_.partial_hit_tokens += static_cast<std::uint64_t>(hit.partial.num_tokens);
+    stats_.hit_blocks += static_cast<std::uint64_t>(hit.blocks);
+    stats_.external_tokens += static_cast<std::uint64_t>(s.external);
+    ++stats_.hit_ends[hit.end];
+  }
+
+  /// What n more positions take. The one formula behind `would_fit` and `reserve`.
+  [[nodiscard]] Growth growth(std::int32_t r, std::int32_t n) const noexcept {
+    SequenceState const& s = state(r);
+    Growth g{shape_.blocks(s.size + n) - s.num_blocks, Tail::none};
+    if (n == 0 || shape_.offset(s.size) == 0) return g;
+    std::uint32_t const w = pool_.word(tables_.row(r)[s.num_blocks - 1]);
+    if ((w & BlockWord::writable_mask) == 1) return g;
+    if ((w & BlockWord::count_mask) > 1) {
+      g.tail = Tail::copy;
+    } else {
+      g.tail = (w & BlockWord::published) != 0 ? Tail::copy_or_unpublish : Tail::untwin;
+    }
+    if (g.tail != Tail::untwin) ++g.blocks;
+    return g;
+  }
+
+  [[nodiscard]] Result<TokenRange> grow(std::int32_t r, std::int32_t n) {
+    PAGEDKV_ASSERT(n >= 0, "reserve: n must be 0 or more");
+    SequenceState& s = at(r);
+    if (n > config_.max_sequence_tokens - s.size || never_fits(s.size + n)) {
+      return Unexpected{Errc::never_fits};
+    }
+    Growth g = growth(r, n);
+    if (g.blocks > pool_.num_available()) {
+      std::int32_t const room = pool_.num_available() + num_adoptable(r);
+      if (g.blocks > room && g.tail == Tail::copy_or_unpublish && g.blocks - 1 <= room) {
+        write_in_place(r);
+        g = {g.blocks - 1, Tail::none};
+      }
+      if (g.blocks > room) return Unexpected{Errc::no_free_blocks};
+      if (g.blocks > pool_.num_available()) adopt_twins(r);
+    }
+    if (g.tail == Tail::untwin) untwin(tables_.row(r)[s.num_blocks - 1], in_batch(r));
+    if (g.tail == Tail::copy || g.tail == Tail::copy_or_unpublish) copy_tail(r);
+    std::int32_t const first = s.size;
+    extend(r, first + n);
+    return TokenRange{first, n};
+  }
+
+  /// New blocks up to `size` positions. Requires: they are available.
+  void extend(std::int32_t r, std::int32_t size) {
+    SequenceState& s = at(r);
+    s.size = size;
+    std::int32_t const end = shape_.blocks(size);
+    if (end == s.num_blocks) return;
+    pool_.allocate({tables_.row(r) + s.num_blocks, static_cast<std::size_t>(end - s.num_blocks)},
+                   OnEvict{*this});
+    s.first_changed = std::min(s.first_changed, s.num_blocks);
+    s.num_blocks = end;
+  }
+
+  /// The tail is shared or published: this sequence gets a copy of its leading positions.
+  void copy_tail(std::int32_t r) {
+    SequenceState& s = at(r);
+    std::int32_t const column = s.num_blocks - 1;
+    BlockId const old = tables_.row(r)[column];
+    BlockCopy copy{old, {}, shape_.offset(s.size)};
+    if (pool_.has(old, BlockWord::copy_target)) {  // a chain collapses to its first source
+      BlockCopy const& earlier = copies_.into(old);
+      copy.src = earlier.src;
+      copy.num_tokens = std::min(copy.num_tokens, earlier.num_tokens);
+    }
+    hold_source(copy.src);
+    pool_.allocate({&copy.dst, 1}, OnEvict{*this});
+    std::copy_n(index_.tokens(old), copy.num_tokens, index_.tokens(copy.dst));
+    plan_copy(copy);
+    if (column > 0) keep_behind_children(r, column);
+    tables_.row(r)[column] = copy.dst;
+    s.first_changed = std::min(s.first_changed, column);
+    release_blocks(r, {&old, 1});
+  }
+  void hold_source(BlockId src) {
+    pool_.hold(src);
+    pool_.set(src, BlockWord::shared);
+  }
+  void plan_copy(BlockCopy const& copy) {
+    copies_.add(copy);
+    pool_.set(copy.dst, BlockWord::copy_target);
+    ++stats_.copies;
+  }
+  void drop_copy(BlockId dst) {
+    pool_.clear(dst, BlockWord::copy_target);
+    pool_.unhold(copies_.drop(dst).src);
+    ++stats_.dropped_copies;
+  }
+  /// No block is free for a copy and nobody else reads the published tail: it stops being findable.
+  void write_in_place(std::int32_t r) {
+    BlockId const tail = tables_.row(r)[state(r).num_blocks - 1];
+    forget(tail);
+    pool_.unpublish(tail);
+    ++stats_.unpublished_blocks;
+  }
+
+  // ids ------------------------------------------------------------------------------------------
+
+  Ids ids_of(BlockId b) const noexcept {
+    return {index_.tokens(b), static_cast<std::size_t>(shape_.tokens())};
+  }
+  std::span<std::byte const> extra_of(std::int32_t r, std::int32_t j) const noexcept {
+    auto const& extra = extra_[static_cast<std::size_t>(r)];
+    return extra != nullptr ? extra->block(j) : std::span<std::byte const>{};
+  }
+  void write_ids(std::int32_t r, std::int32_t first, Ids ids) {
+    TokenId const* from = ids.data();
+    for_each_piece(shape_, row(r), {first, static_cast<std::int32_t>(ids.size())},
+                   [&](BlockId b, std::int32_t offset, std::int32_t count) {
+                     std::copy_n(from, count, index_.tokens(b) + offset);
+                     from += count;
+                   });
+  }
+  void set_ids(std::int32_t r, std::int32_t first, Ids ids) {
+    SequenceState& s = at(r);
+    write_ids(r, first, ids);
+    if (first <= s.known) {
+      s.known = std::max(s.known, first + static_cast<std::int32_t>(ids.size()));
+    }
+  }
+  void forget_ids(std::int32_t r, std::int32_t first) {
+    for_each_piece(shape_, row(r), {first, std::max(0, state(r).size - first)},
+                   [&](BlockId b, std::int32_t offset, std::int32_t count) {
+                     std::fill_n(index_.tokens(b) + offset, count, unknown_token);
+                   });
+  }
+  /// Leading positions with known ids, looking no further than `n`. O(1) unless ids came in
+  /// disorder.
+  std::int32_t known(std::int32_t r, std::int32_t n) noexcept {
+    SequenceState& s = at(r);
+    while (s.known < n && token(r, s.known) != unknown_token) ++s.known;
+    return s.known;
+  }
+  /// Whether an untaken copy fills the block of the first position that isn't committed.
+  bool fills_later(std::int32_t r) const noexcept {
+    SequenceState const& s = state(r);
+    if (shape_.offset(s.committed) == 0) return false;
+    return pool_.has(tables_.row(r)[shape_.block(s.committed)], BlockWord::copy_target);
+  }
+
+  // publishing -----------------------------------------------------------------------------------
+
+  [[nodiscard]] bool may_publish(SequenceState const& s) const noexcept {
+    return s.publishes && s.epoch == epoch_;
+  }
+  BlockId parent_of(std::int32_t r, std::int32_t j) const noexcept {
+    return j == 0 ? BlockId{} : canonical(tables_.row(r)[j - 1]);
+  }
+  void publish(std::int32_t r, std::int32_t end) {
+    SequenceState& s = at(r);
+    if (!may_publish(s)) {
+      s.published_blocks = end;
+      return;
+    }
+    // Hash some blocks ahead and prefetch their buckets, so that an insert finds its line.
+    constexpr std::int32_t window = 16;
+    Hash128 hashes[window];
+    BlockId const* const blocks = tables_.row(r);
+    std::int32_t hashed = s.published_blocks;
+    Hash128 chain = index_.hash(parent_of(r, hashed));
+    while (s.published_blocks < end) {
+      for (; hashed < std::min(end, s.published_blocks + window); ++hashed) {
+        chain = index_.chained(chain, ids_of(blocks[hashed]), extra_of(r, hashed));
+        hashes[hashed % window] = chain;
+        index_.prefetch(chain);
+      }
+      for (; s.published_blocks < hashed; ++s.published_blocks) {
+        std::int32_t const j = s.published_blocks;
+        publish_block(r, j, index_.identity(parent_of(r, j)), hashes[j % window]);
+      }
+    }
+  }
+  void publish_block(std::int32_t r, std::int32_t j, BlockIdentity parent, Hash128 hash) {
+    BlockId const b = tables_.row(r)[j];
+    auto const extra = extra_of(r, j);
+    if (BlockId const first = index_.find(hash, parent, ids_of(b), extra); !first.is_null()) {
+      meet_twin(r, j, first);
+      return;
+    }
+    index_.insert(b, hash, parent, extra);
+    pool_.set(b, BlockWord::published);
+    ++stats_.published_blocks;
+    if (config_.observer != nullptr) emit_stored(b);
+  }
+
+  // twins ----------------------------------------------------------------------------------------
+
+  void meet_twin(std::int32_t r, std::int32_t j, BlockId first) {
+    BlockId const b = tables_.row(r)[j];
+    pool_.acquire(first);
+    pool_.set(b, BlockWord::twin);
+    twin_of_[static_cast<std::size_t>(b.value())] = first;
+    ++stats_.twin_blocks;
+    if (config_.twins == Twins::adopt) {
+      adopt(r, j);
+    } else {
+      at(r).may_have_twins = true;
+    }
+  }
+  void untwin(BlockId b, bool wait) {
+    pool_.clear(b, BlockWord::twin);
+    pool_.release_one(twin_of(b), wait, OnLastReference{*this, wait});
+  }
+  /// The row takes the first of the content; the twin leaves by the gate of any released block.
+  void adopt(std::int32_t r, std::int32_t j) {
+    SequenceState& s = at(r);
+    BlockId const b = tables_.row(r)[j];
+    pool_.share(twin_of(b));
+    tables_.row(r)[j] = twin_of(b);
+    s.first_changed = std::min(s.first_changed, j);
+    ++stats_.adopted_blocks;
+    release_blocks(r, {&b, 1});
+  }
+  bool adoptable(BlockId b) const noexcept {
+    return pool_.has(b, BlockWord::twin) && pool_.references(b) == 1 && pool_.leaves_at_once(b);
+  }
+  /// Blocks that adopting this sequence's own twins frees at once. The tail isn't looked at: it is
+  /// about to be written.
+  std::int32_t num_adoptable(std::int32_t r) const noexcept {
+    if (!state(r).may_have_twins || in_batch(r)) return 0;
+    auto const full = row(r).first(static_cast<std::size_t>(shape_.block(state(r).size)));
+    return static_cast<std::int32_t>(
+        std::count_if(full.begin(), full.end(), [&](BlockId b) { return adoptable(b); }));
+  }
+  void adopt_twins(std::int32_t r) {
+    for (std::int32_t j = 0; j < shape_.block(state(r).size); ++j) {
+      if (adoptable(tables_.row(r)[j])) adopt(r, j);
+    }
+  }
+
+  // releasing ------------------------------------------------------------------------------------
+
+  [[nodiscard]] bool in_batch(std::int32_t r) const noexcept {
+    return state(r).batch_tick == pool_.open_tick();
+  }
+  /// Drops this sequence's references, deepest first.
+  void release_blocks(std::int32_t r, std::span<BlockId const> blocks) {
+    bool const wait = in_batch(r);
+    if (wait) pool_.note_batched_release();
+    pool_.release(blocks, wait, OnLastReference{*this, wait});
+  }
+  /// A published block behind column `keep` leaves the row: its parent mustn't be evicted before it
+  /// by a `Reuse::none`, so it counts as used by others.
+  void keep_behind_children(std::int32_t r, std::int32_t keep) noexcept {
+    if (pool_.has(tables_.row(r)[keep], BlockWord::published)) {
+      pool_.set(tables_.row(r)[keep - 1], BlockWord::shared);
+    }
+  }
+  /// Releases the deepest run of blocks that nobody else ever used, so that they go before all idle
+  /// ones, deepest first; returns how many columns remain.
+  std::size_t release_unwanted(std::int32_t r) {
+    auto const blocks = row(r);
+    std::size_t end = blocks.size();
+    while (end > 0 && (pool_.word(blocks[end - 1]) & BlockWord::writable_mask) == 1) --end;
+    constexpr auto mask = BlockWord::writable_mask | BlockWord::shared;
+    std::size_t first = end;
+    while (first > 0 && (pool_.word(blocks[first - 1]) & mask) == (BlockWord::published | 1)) {
+      --first;
+    }
+    if (first == end) return blocks.size();
+    release_blocks(r, blocks.subspan(end));
+    for (std::size_t j = first; j < end; ++j) {
+      pool_.set(blocks[j], BlockWord::leaves_first);
+      release_blocks(r, {&blocks[j], 1});
+    }
+    return first;
+  }
+  void let_go(std::uint64_t tick) {
+    pool_.mark_reclaimed(tick);
+    copies_.release(tick, [&](BlockId b) { pool_.unhold(b); });
+    pool_.flush();
+  }
+
+  // events ---------------------------------------------------------------------------------------
+
+  /// `b` stops being findable.
+  void forget(BlockId b) {
+    if (config_.observer != nullptr) {
+      emit({.kind = CacheEvent::Kind::removed,
+            .block = b,
+            .generation = index_.generation(b),
+            .hash = index_.hash(b)});
+    }
+    index_.erase(b);
+  }
+  void emit_stored(BlockId b) {
+    BlockIdentity const parent = index_.parent(b);
+    emit({.kind = CacheEvent::Kind::stored,
+          .block = b,
+          .generation = index_.generation(b),
+          .parent = parent.block,
+          .parent_generation = parent.generation,
+          .hash = index_.hash(b),
+          .parent_hash = index_.hash(parent.block),
+          .tokens = ids_of(b),
+          .extra_keys = index_.extra(b)});
+  }
+  void emit(CacheEvent event) {
+    if (config_.observer == nullptr) return;
+    event.number = next_event_++;
+    config_.observer->on_event(event);
+  }
+
+  KvCacheConfig config_;
+  BlockShape shape_;
+  Pool pool_;
+  Index index_;
+  BlockTables tables_;
+  CopyPlan copies_;
+  LazyArray<BlockId> twin_of_;
+  std::vector<SequenceState> states_;
+  std::vector<std::shared_ptr<ExtraKeyTable const>> extra_;
+  std::vector<std::int32_t> free_rows_;
+  std::vector<Pinned> pins_;
+  std::int32_t num_pins_ = 0;
+  std::uint32_t epoch_ = 0;
+  std::uint64_t next_event_ = 0;
+  Stats stats_;
+};
+
+}  // namespace detail
+PAGEDKV_NAMESPACE_END

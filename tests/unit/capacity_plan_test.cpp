@@ -6,10 +6,9 @@
 #include <cstdint>
 #include <cstdlib>
 #include <limits>
+#include <optional>
 #include <random>
 #include <string>
-
-#include <fmt/format.h>
 
 #include "catch.hpp"
 
@@ -343,86 +342,106 @@ std::int64_t counted_blocks(CapacityInput const& input) {
   return least;
 }
 
-bool works(CapacityInput const& input) { return bool(kv::try_capacity_plan(input)); }
+/// Whether there is a plan with one term changed.
+template <class Value>
+bool works(CapacityInput input, Value CapacityInput::*term, Value const& value) {
+  input.*term = value;
+  return bool(kv::try_capacity_plan(input));
+}
 
-/// Feeding the value back works; one step back doesn't; "none" is true at the end of the range.
+bool works_on(CapacityInput input, std::int32_t tensor_parallel) {
+  input.parallel.tensor = tensor_parallel;
+  return bool(kv::try_capacity_plan(input));
+}
+
+bool works_as(CapacityInput input, kv::KvFormat stored) {
+  input.geometry.format = stored;
+  return bool(kv::try_capacity_plan(input));
+}
+
+// Each of these asks: does the value that is named work, does one step back fail, and is "none"
+// true at the end of the range?
+
+void check_utilization(CapacityInput const& input, kv::PlanOutcome const& outcome) {
+  auto const text = named(outcome.message, "utilization");
+  if (auto const value = outcome.hints.utilization) {
+    REQUIRE(std::strtod(text.c_str(), nullptr) == *value);
+    REQUIRE(works(input, &CapacityInput::utilization, *value));
+    REQUIRE_FALSE(works(input, &CapacityInput::utilization, *value - 1e-6));
+  } else {
+    REQUIRE(text == "none");
+    REQUIRE_FALSE(works(input, &CapacityInput::utilization, 1.0));
+  }
+}
+
+void check_weight_bytes(CapacityInput const& input, kv::PlanOutcome const& outcome) {
+  auto const text = named(outcome.message, "weight_bytes");
+  if (auto const value = outcome.hints.weight_bytes) {
+    REQUIRE(text == as_text(*value));
+    REQUIRE(works(input, &CapacityInput::weight_bytes, *value));
+    REQUIRE_FALSE(works(input, &CapacityInput::weight_bytes, *value + 1));
+  } else {
+    REQUIRE(text == "none");
+    REQUIRE_FALSE(works(input, &CapacityInput::weight_bytes, std::int64_t{0}));
+  }
+}
+
+void check_tensor_parallel(CapacityInput const& input, kv::PlanOutcome const& outcome) {
+  auto const value = outcome.hints.tensor_parallel;
+  REQUIRE(named(outcome.message, "tensor_parallel") == (value ? as_text(*value) : "none"));
+  if (value) REQUIRE(works_on(input, *value));
+  for (std::int32_t other = 1; other < value.value_or(1025); ++other) {
+    if (other > 16 && other % 16 != 0) continue;
+    REQUIRE_FALSE(works_on(input, other));
+  }
+}
+
+void check_kv_format(CapacityInput const& input, kv::PlanOutcome const& outcome) {
+  auto const value = outcome.hints.kv_format;
+  REQUIRE(named(outcome.message, "kv_format") == (value ? kv::to_string(*value) : "none"));
+  if (value) REQUIRE(works_as(input, *value));
+  for (auto const other : kv::formats_to_try(input.capability)) {
+    if (value == other) break;
+    REQUIRE_FALSE(works_as(input, other));
+  }
+}
+
+void check_max_model_len(CapacityInput const& input, kv::PlanOutcome const& outcome) {
+  auto const value = outcome.hints.max_model_len.value();
+  REQUIRE(named(outcome.message, "max_model_len") == as_text(value));
+  REQUIRE(works(input, &CapacityInput::max_model_len, value));
+  REQUIRE_FALSE(works(input, &CapacityInput::max_model_len, value + 1));
+}
+
+/// Of the bytes or blocks that were given instead of a utilization.
+template <class Value>
+void check_given(CapacityInput const& input, std::string const& text,
+                 std::optional<Value> CapacityInput::*term, std::optional<Value> least) {
+  REQUIRE(text == as_text(least.value()));
+  REQUIRE(works(input, term, least));
+  --*least;
+  REQUIRE_FALSE(works(input, term, least));
+}
+
 void check_hints(CapacityInput const& input, kv::PlanOutcome const& outcome) {
-  auto const& [plan, problem, message, hints] = outcome;
-  auto const with = [&](auto const& change) {
-    auto changed = input;
-    change(changed);
-    return works(changed);
-  };
-  auto const utilization = [&](double value) {
-    return with([=](CapacityInput& in) { in.utilization = value; });
-  };
-  auto const weights = [&](std::int64_t value) {
-    return with([=](CapacityInput& in) { in.weight_bytes = value; });
-  };
-  auto const tensor = [&](std::int32_t value) {
-    return with([=](CapacityInput& in) { in.parallel.tensor = value; });
-  };
-  auto const stored = [&](kv::KvFormat value) {
-    return with([=](CapacityInput& in) { in.geometry.format = value; });
-  };
-  auto const length = [&](std::int32_t value) {
-    return with([=](CapacityInput& in) { in.max_model_len = value; });
-  };
-
-  if (plan.sized_by == kv::SizedBy::utilization) {
-    if (hints.utilization) {
-      auto const text = named(message, "utilization");
-      REQUIRE(std::strtod(text.c_str(), nullptr) == *hints.utilization);
-      REQUIRE(utilization(*hints.utilization));
-      REQUIRE_FALSE(utilization(*hints.utilization - 1e-6));
-    } else {
-      REQUIRE(named(message, "utilization") == "none");
-      REQUIRE_FALSE(utilization(1));
-    }
-    if (hints.weight_bytes) {
-      REQUIRE(named(message, "weight_bytes") == as_text(*hints.weight_bytes));
-      REQUIRE(weights(*hints.weight_bytes));
-      REQUIRE_FALSE(weights(*hints.weight_bytes + 1));
-    } else {
-      REQUIRE(named(message, "weight_bytes") == "none");
-      REQUIRE_FALSE(weights(0));
-    }
+  auto const& message = outcome.message;
+  auto const sized_by = outcome.plan.sized_by;
+  if (sized_by == kv::SizedBy::utilization) {
+    check_utilization(input, outcome);
+    check_weight_bytes(input, outcome);
   }
-  if (plan.sized_by != kv::SizedBy::num_blocks) {
-    if (hints.tensor_parallel) {
-      REQUIRE(named(message, "tensor_parallel") == as_text(*hints.tensor_parallel));
-      REQUIRE(tensor(*hints.tensor_parallel));
-    } else {
-      REQUIRE(named(message, "tensor_parallel") == "none");
-    }
-    for (std::int32_t other = 1; other < hints.tensor_parallel.value_or(1025); other *= 2) {
-      REQUIRE_FALSE(tensor(other));
-    }
-    if (hints.kv_format) {
-      REQUIRE(named(message, "kv_format") == kv::to_string(*hints.kv_format));
-      REQUIRE(stored(*hints.kv_format));
-    } else {
-      REQUIRE(named(message, "kv_format") == "none");
-    }
-    for (auto const other : kv::formats_to_try(input.capability)) {
-      if (hints.kv_format == other) break;
-      REQUIRE_FALSE(stored(other));
-    }
+  if (sized_by != kv::SizedBy::num_blocks) {
+    check_tensor_parallel(input, outcome);
+    check_kv_format(input, outcome);
   }
-  if (problem == PlanProblem::sequence_too_long) {
-    REQUIRE(named(message, "max_model_len") == as_text(hints.max_model_len.value()));
-    REQUIRE(length(*hints.max_model_len));
-    REQUIRE_FALSE(length(*hints.max_model_len + 1));
+  if (outcome.problem == PlanProblem::sequence_too_long) check_max_model_len(input, outcome);
+  if (sized_by == kv::SizedBy::cache_bytes) {
+    check_given(input, named(message, "cache_bytes"), &CapacityInput::cache_bytes,
+                outcome.hints.cache_bytes);
   }
-  if (plan.sized_by == kv::SizedBy::cache_bytes) {
-    REQUIRE(named(message, "cache_bytes") == as_text(hints.cache_bytes.value()));
-    REQUIRE(with([&](CapacityInput& in) { in.cache_bytes = *hints.cache_bytes; }));
-    REQUIRE_FALSE(with([&](CapacityInput& in) { in.cache_bytes = *hints.cache_bytes - 1; }));
-  }
-  if (plan.sized_by == kv::SizedBy::num_blocks) {
-    REQUIRE(named(message, "num_blocks") == as_text(hints.num_blocks.value()));
-    REQUIRE(with([&](CapacityInput& in) { in.num_blocks = *hints.num_blocks; }));
-    REQUIRE_FALSE(with([&](CapacityInput& in) { in.num_blocks = *hints.num_blocks - 1; }));
+  if (sized_by == kv::SizedBy::num_blocks) {
+    check_given(input, named(message, "num_blocks"), &CapacityInput::num_blocks,
+                outcome.hints.num_blocks);
   }
 }
 

@@ -22,6 +22,7 @@ namespace kv = pagedkv;
 template <class Presets>
 std::vector<std::string> names_of(Presets const& presets) {
   std::vector<std::string> names;
+  names.reserve(presets.size());
   for (auto const& preset : presets) names.emplace_back(preset.name);
   return names;
 }
@@ -66,6 +67,7 @@ CLI::Validator kv_format_name() { return CLI::Validator(&format_problem, "FORMAT
 std::string granularity_problem(std::string const& text) {
   if (kv::parse_granularity(text)) return {};
   std::vector<std::string> names;
+  names.reserve(kv::all_granularities.size());
   for (auto const granularity : kv::all_granularities)
     names.emplace_back(kv::to_string(granularity));
   return fmt::format("unknown granularity '{}', did you mean {}? There are: {}", text,

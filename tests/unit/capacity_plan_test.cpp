@@ -9,6 +9,7 @@
 #include <optional>
 #include <random>
 #include <string>
+#include <type_traits>
 
 #include "catch.hpp"
 
@@ -180,7 +181,7 @@ TEST_CASE("a number of blocks overrides bytes, and the checks go by it") {
   CHECK(plan.sized_by == kv::SizedBy::num_blocks);
   CHECK(plan.num_blocks == 512);
   CHECK(plan.max_model_len == 8192);
-  CHECK(plan.cache_bytes == 512 * std::int64_t{16 * 327'680});
+  CHECK(plan.cache_bytes == 512 * std::int64_t{16} * 327'680);
   input.max_model_len = 8193;
   CHECK(kv::try_capacity_plan(input).problem == PlanProblem::sequence_too_long);
 }
@@ -193,15 +194,15 @@ TEST_CASE("no memory: the message lists every term and names what would have wor
   REQUIRE(outcome.problem == PlanProblem::no_memory);
   auto const& message = outcome.message;
   CHECK(message.rfind("No available memory for the cache blocks", 0) == 0);
-  for (auto const& term : {as_text(80 * gib), std::string("0.95"), as_text(81'604'378'624),
-                           as_text(llama_70b_weights), as_text(2 * gib), std::string("123456789"),
-                           as_text(81'604'378'624 - llama_70b_weights - 2 * gib - 123'456'789),
-                           as_text(16 * 327'680)}) {
+  for (auto const& term :
+       {as_text(80 * gib), std::string("0.95"), as_text(81'604'378'624), as_text(llama_70b_weights),
+        as_text(2 * gib), std::string("123456789"),
+        as_text(81'604'378'624 - llama_70b_weights - 2 * gib - 123'456'789), as_text(5'242'880)}) {
     CHECK_THAT(message, contains_text(term));
   }
   CHECK(named(message, "utilization") == "none");
   CHECK(named(message, "weight_bytes") ==
-        as_text(81'604'378'624 - 2 * gib - 123'456'789 - 16 * 327'680));
+        as_text(81'604'378'624 - 2 * gib - 123'456'789 - 5'242'880));
   CHECK(named(message, "tensor_parallel") == "2");
   CHECK_THROWS_WITH(kv::capacity_plan(input), message);
 }
@@ -224,7 +225,7 @@ TEST_CASE("one sequence too long: the largest length, the utilization and the fo
   REQUIRE(outcome.problem == PlanProblem::sequence_too_long);
   CHECK(outcome.message.rfind("One sequence of 70000 tokens does not fit", 0) == 0);
   // (81,604,378,624 - 70,553,706,496) / 2,621,440 blocks of 16 tokens.
-  CHECK(named(outcome.message, "max_model_len") == as_text(4215 * 16));
+  CHECK(named(outcome.message, "max_model_len") == as_text(67'440));
   // (70,553,706,496 + 4,375 * 2,621,440) / 85,899,345,920 = 0.9548676
   CHECK(named(outcome.message, "utilization") == "0.954868");
   CHECK(named(outcome.message, "kv_format") == "fp8_e4m3/per_token_head");
@@ -344,14 +345,14 @@ std::int64_t counted_blocks(CapacityInput const& input) {
 
 /// Whether there is a plan with one term changed.
 template <class Value>
-bool works(CapacityInput input, Value CapacityInput::*term, Value const& value) {
+bool works(CapacityInput input, Value CapacityInput::*term,
+           std::type_identity_t<Value> const& value) {
   input.*term = value;
   return bool(kv::try_capacity_plan(input));
 }
 
-bool works_on(CapacityInput input, std::int32_t tensor_parallel) {
-  input.parallel.tensor = tensor_parallel;
-  return bool(kv::try_capacity_plan(input));
+bool works_on(CapacityInput const& input, std::int32_t tensor_parallel) {
+  return works(input, &CapacityInput::parallel, {tensor_parallel, input.parallel.pipeline});
 }
 
 bool works_as(CapacityInput input, kv::KvFormat stored) {

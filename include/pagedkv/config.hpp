@@ -43,6 +43,7 @@ struct KvCacheConfig {
   std::int32_t num_blocks = 0;       ///< blocks of the pool, e.g. `capacity_plan().num_blocks`
   std::int32_t max_sequences = 256;  ///< live `Sequence` handles
   std::int32_t max_sequence_tokens = 32768;  ///< positions of one sequence
+  std::int32_t max_pins = 64;                ///< live `Pin` handles
   std::int32_t max_extra_key_bytes = 64;     ///< encoded extra keys of one block
   Reclaim reclaim = Reclaim::stream_ordered;
   Twins twins = Twins::keep;
@@ -79,6 +80,9 @@ inline void validate(KvCacheConfig const& c) {
   std::int32_t const max_handles = 1 << 20;
   require_term(c.max_sequences <= max_handles, "max_sequences", c.max_sequences,
                "must be at most 2^20", max_handles);
+  require_term(c.max_pins >= 0, "max_pins", c.max_pins, "can't be negative", 0);
+  require_term(c.max_pins <= max_handles, "max_pins", c.max_pins, "must be at most 2^20",
+               max_handles);
   require_term(c.max_sequence_tokens >= 1, "max_sequence_tokens", c.max_sequence_tokens,
                "must be at least 1", 1);
   require_term(c.max_sequence_tokens <= INT32_MAX - max_block_tokens, "max_sequence_tokens",

@@ -33,7 +33,7 @@ PAGEDKV_NAMESPACE_BEGIN
 enum class Errc : std::uint8_t {
   never_fits,           ///< more blocks than the pool has, or more tokens than max_sequence_tokens
   no_free_blocks,       ///< not now: release, evict, reclaim or preempt, then try again
-  no_free_sequences,    ///< max_sequences handles are alive
+  no_free_sequences,    ///< max_sequences (pin: max_pins) handles are alive
   uncommitted,          ///< fork needs committed() == size()
   extra_keys_too_long,  ///< a block's extra keys need more than max_extra_key_bytes
   batch_full,           ///< the Batch has no row, slot or output left for this entry

@@ -19,5 +19,8 @@
 #include <pagedkv/model/kv_format.hpp>
 #include <pagedkv/model/recommend_format.hpp>
 #include <pagedkv/result.hpp>
+#include <pagedkv/step/batch.hpp>
+#include <pagedkv/step/batch_arrays.hpp>
+#include <pagedkv/step/step_planner.hpp>
 #include <pagedkv/types.hpp>
 #include <pagedkv/version.hpp>

@@ -68,6 +68,7 @@ struct SequenceState {
   std::uint32_t generation = 0;  ///< of the row: odd while a handle is alive
   bool publishes = false;
   bool may_have_twins = false;
+  bool left_children = false;  ///< a published block behind its row may still be somewhere
 };
 
 template <class Policy>
@@ -88,9 +89,13 @@ class CacheCore {
         copies_(config.num_blocks),
         twin_of_(static_cast<std::size_t>(config.num_blocks)),
         states_(static_cast<std::size_t>(config.max_sequences)),
-        extra_(static_cast<std::size_t>(config.max_sequences)) {
+        extra_(static_cast<std::size_t>(config.max_sequences)),
+        pin_tables_(config.max_pins, tables_.width()),
+        pin_blocks_(static_cast<std::size_t>(config.max_pins)) {
     free_rows_.reserve(states_.size());
     for (std::int32_t r = config.max_sequences; r-- > 0;) free_rows_.push_back(r);
+    free_pins_.reserve(pin_blocks_.size());
+    for (std::int32_t p = config.max_pins; p-- > 0;) free_pins_.push_back(p);
   }
   CacheCore(CacheCore const&) = delete;
   CacheCore& operator=(CacheCore const&) = delete;
@@ -143,10 +148,7 @@ class CacheCore {
     PAGEDKV_ASSERT(options.reserve >= 0 && options.external_tokens >= 0 &&
                        options.external_tokens <= prompt.num_tokens(),
                    "open: reserve must be 0 or more and external_tokens within the prompt");
-    if (extra != nullptr &&
-        extra->longest() > static_cast<std::size_t>(config_.max_extra_key_bytes)) {
-      return Unexpected{Errc::extra_keys_too_long};
-    }
+    if (has_too_long_extra(prompt)) return Unexpected{Errc::extra_keys_too_long};
     if (never_fits(longest(prompt, options))) return Unexpected{Errc::never_fits};
     if (free_rows_.empty()) return Unexpected{Errc::no_free_sequences};
 
@@ -245,8 +247,34 @@ class CacheCore {
     if (n <= s.committed) return false;
     PAGEDKV_ASSERT(known(r, n) >= n, "commit: set_tokens first, an id is unknown");
     PAGEDKV_ASSERT(!fills_later(r), "commit: take_copies first, a planned copy fills this block");
+    if (pool_.num_fresh() != 0) mark_written(r, n);
     s.committed = n;
     return shape_.block(n) > s.published_blocks;
+  }
+  /// Deals with the full blocks below column `end`. Requires: they are committed.
+  void publish(std::int32_t r, std::int32_t end) {
+    SequenceState& s = at(r);
+    if (!may_publish(s)) {
+      s.published_blocks = end;
+      return;
+    }
+    // Hash some blocks ahead and prefetch their buckets, so that an insert finds its line.
+    constexpr std::int32_t window = 16;
+    Hash128 hashes[window];
+    BlockId const* const blocks = tables_.row(r);
+    std::int32_t hashed = s.published_blocks;
+    Hash128 chain = index_.hash(parent_of(r, hashed));
+    while (s.published_blocks < end) {
+      for (; hashed < std::min(end, s.published_blocks + window); ++hashed) {
+        chain = index_.chained(chain, ids_of(blocks[hashed]), extra_of(r, hashed));
+        hashes[hashed % window] = chain;
+        index_.prefetch(chain);
+      }
+      for (; s.published_blocks < hashed; ++s.published_blocks) {
+        std::int32_t const j = s.published_blocks;
+        publish_block(r, j, index_.identity(parent_of(r, j)), hashes[j % window]);
+      }
+    }
   }
   /// The hash of the next block that `publish` deals with; prefetches its bucket.
   [[nodiscard]] Hash128 next_hash(std::int32_t r) const {
@@ -299,6 +327,7 @@ class CacheCore {
     s.epoch = from.epoch;
     s.publishes = from.publishes;
     s.may_have_twins = from.may_have_twins;
+    s.left_children = from.left_children;
     extra_[static_cast<std::size_t>(child)] = extra_[static_cast<std::size_t>(parent)];
     ++stats_.forks;
     return child;
@@ -318,30 +347,28 @@ class CacheCore {
   // ---- pins -------------------------------------------------------------------------------------
 
   [[nodiscard]] Result<std::int32_t> pin(PromptView const& prompt) {
-    if (prompt.extra != nullptr &&
-        prompt.extra->longest() > static_cast<std::size_t>(config_.max_extra_key_bytes)) {
-      return Unexpected{Errc::extra_keys_too_long};
-    }
-    std::vector<BlockId> blocks;
-    index_.walk(prompt, shape_.block(prompt.num_tokens()),
-                [&](std::int32_t, BlockId b) { blocks.push_back(b); });
-    for (BlockId const b : blocks) pool_.acquire(b);
-    auto const free =
-        std::find_if(pins_.begin(), pins_.end(), [](Pinned const& p) { return !p.alive; });
-    auto const place = free - pins_.begin();
-    if (free == pins_.end()) pins_.emplace_back();
-    pins_[static_cast<std::size_t>(place)] = {std::move(blocks), true};
-    ++num_pins_;
-    return static_cast<std::int32_t>(place);
+    if (has_too_long_extra(prompt)) return Unexpected{Errc::extra_keys_too_long};
+    if (free_pins_.empty()) return Unexpected{Errc::no_free_sequences};
+    std::int32_t const p = free_pins_.back();
+    free_pins_.pop_back();
+    BlockId* const row = pin_tables_.row(p);
+    std::int32_t const n =
+        index_.walk(prompt, std::min(shape_.block(prompt.num_tokens()), pin_tables_.width()),
+                    [&](std::int32_t j, BlockId b) { row[j] = b; });
+    for (std::int32_t j = 0; j < n; ++j) pool_.acquire(row[j]);
+    pin_blocks_[static_cast<std::size_t>(p)] = n;
+    return p;
   }
   void unpin(std::int32_t p) {
-    Pinned& pin = pins_[static_cast<std::size_t>(p)];
-    pool_.release(pin.blocks, false, OnLastReference{*this, false});
-    pin = {};
-    --num_pins_;
+    pool_.release(pinned(p), false, OnLastReference{*this, false});
+    pin_blocks_[static_cast<std::size_t>(p)] = 0;
+    free_pins_.push_back(p);
   }
   [[nodiscard]] std::span<BlockId const> pinned(std::int32_t p) const noexcept {
-    return pins_[static_cast<std::size_t>(p)].blocks;
+    return {pin_tables_.row(p), static_cast<std::size_t>(pin_blocks_[static_cast<std::size_t>(p)])};
+  }
+  [[nodiscard]] std::int32_t num_pins() const noexcept {
+    return config_.max_pins - static_cast<std::int32_t>(free_pins_.size());
   }
 
   // ---- steps ------------------------------------------------------------------------------------
@@ -403,7 +430,7 @@ class CacheCore {
     s.quarantined = pool_.num_quarantined();
     s.retained = pool_.num_retained();
     s.sequences = num_sequences();
-    s.pins = num_pins_;
+    s.pins = num_pins();
     for (std::int32_t r = 0; r < config_.max_sequences; ++r) {
       if (!is_alive(r)) continue;
       std::int64_t const slots = std::int64_t{state(r).num_blocks} * shape_.tokens();
@@ -412,8 +439,6 @@ class CacheCore {
     }
     return s;
   }
-  [[nodiscard]] std::int32_t num_pins() const noexcept { return num_pins_; }
-  [[nodiscard]] std::size_t num_pin_places() const noexcept { return pins_.size(); }
   [[nodiscard]] std::uint32_t epoch() const noexcept { return epoch_; }
 
   // ---- for Batch --------------------------------------------------------------------------------
@@ -461,10 +486,6 @@ class CacheCore {
     std::int32_t blocks = 0;  ///< new ones and the copy
     Tail tail = Tail::none;
   };
-  struct Pinned {
-    std::vector<BlockId> blocks;
-    bool alive = false;
-  };
   /// What else goes with the last reference to a block.
   struct OnLastReference {
     CacheCore& core;
@@ -497,6 +518,10 @@ class CacheCore {
     return s;
   }
 
+  [[nodiscard]] bool has_too_long_extra(PromptView const& prompt) const noexcept {
+    return prompt.extra != nullptr &&
+           prompt.extra->longest() > static_cast<std::size_t>(config_.max_extra_key_bytes);
+  }
   [[nodiscard]] bool never_fits(std::int32_t tokens) const noexcept {
     return tokens > config_.max_sequence_tokens || shape_.blocks(tokens) > config_.num_blocks;
   }
@@ -659,6 +684,7 @@ class CacheCore {
   void drop_copy(BlockId dst) {
     pool_.clear(dst, BlockWord::copy_target);
     pool_.unhold(copies_.drop(dst).src);
+    pool_.flush();
     ++stats_.dropped_copies;
   }
   /// No block is free for a copy and nobody else reads the published tail: it stops being findable.
@@ -713,6 +739,13 @@ class CacheCore {
     return pool_.has(tables_.row(r)[shape_.block(s.committed)], BlockWord::copy_target);
   }
 
+  /// Blocks with final positions are no longer new, reported or not: zeroing would destroy them.
+  void mark_written(std::int32_t r, std::int32_t n) noexcept {
+    for (std::int32_t j = shape_.block(state(r).committed); j < shape_.blocks(n); ++j) {
+      pool_.clear(tables_.row(r)[j], BlockWord::fresh);
+    }
+  }
+
   // publishing -----------------------------------------------------------------------------------
 
   [[nodiscard]] bool may_publish(SequenceState const& s) const noexcept {
@@ -720,30 +753,6 @@ class CacheCore {
   }
   BlockId parent_of(std::int32_t r, std::int32_t j) const noexcept {
     return j == 0 ? BlockId{} : canonical(tables_.row(r)[j - 1]);
-  }
-  void publish(std::int32_t r, std::int32_t end) {
-    SequenceState& s = at(r);
-    if (!may_publish(s)) {
-      s.published_blocks = end;
-      return;
-    }
-    // Hash some blocks ahead and prefetch their buckets, so that an insert finds its line.
-    constexpr std::int32_t window = 16;
-    Hash128 hashes[window];
-    BlockId const* const blocks = tables_.row(r);
-    std::int32_t hashed = s.published_blocks;
-    Hash128 chain = index_.hash(parent_of(r, hashed));
-    while (s.published_blocks < end) {
-      for (; hashed < std::min(end, s.published_blocks + window); ++hashed) {
-        chain = index_.chained(chain, ids_of(blocks[hashed]), extra_of(r, hashed));
-        hashes[hashed % window] = chain;
-        index_.prefetch(chain);
-      }
-      for (; s.published_blocks < hashed; ++s.published_blocks) {
-        std::int32_t const j = s.published_blocks;
-        publish_block(r, j, index_.identity(parent_of(r, j)), hashes[j % window]);
-      }
-    }
   }
   void publish_block(std::int32_t r, std::int32_t j, BlockIdentity parent, Hash128 hash) {
     BlockId const b = tables_.row(r)[j];
@@ -812,14 +821,17 @@ class CacheCore {
   void release_blocks(std::int32_t r, std::span<BlockId const> blocks) {
     bool const wait = in_batch(r);
     if (wait) pool_.note_batched_release();
+    if (state(r).left_children && pool_.num_incoming() != 0) {
+      for (BlockId const b : blocks) pool_.set(b, BlockWord::shared);
+    }
     pool_.release(blocks, wait, OnLastReference{*this, wait});
   }
-  /// A published block behind column `keep` leaves the row: its parent mustn't be evicted before it
-  /// by a `Reuse::none`, so it counts as used by others.
+  /// A published block at column `keep` leaves the row. Its parent mustn't be evicted before it by
+  /// a `Reuse::none`, so it counts as used by others; and while it waits, so do its ancestors.
   void keep_behind_children(std::int32_t r, std::int32_t keep) noexcept {
-    if (pool_.has(tables_.row(r)[keep], BlockWord::published)) {
-      pool_.set(tables_.row(r)[keep - 1], BlockWord::shared);
-    }
+    if (!pool_.has(tables_.row(r)[keep], BlockWord::published)) return;
+    pool_.set(tables_.row(r)[keep - 1], BlockWord::shared);
+    at(r).left_children = true;
   }
   /// Releases the deepest run of blocks that nobody else ever used, so that they go before all idle
   /// ones, deepest first; returns how many columns remain.
@@ -886,8 +898,9 @@ class CacheCore {
   std::vector<SequenceState> states_;
   std::vector<std::shared_ptr<ExtraKeyTable const>> extra_;
   std::vector<std::int32_t> free_rows_;
-  std::vector<Pinned> pins_;
-  std::int32_t num_pins_ = 0;
+  BlockTables pin_tables_;
+  std::vector<std::int32_t> pin_blocks_;
+  std::vector<std::int32_t> free_pins_;
   std::uint32_t epoch_ = 0;
   std::uint64_t next_event_ = 0;
   Stats stats_;

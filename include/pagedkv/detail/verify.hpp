@@ -71,8 +71,8 @@ class Verifier {
         }
       }
     }
-    for (std::size_t p = 0; p < core_.num_pin_places(); ++p) {
-      for (BlockId const b : core_.pinned(static_cast<std::int32_t>(p))) ++references_[at(b)];
+    for (std::int32_t p = 0; p < core_.config().max_pins; ++p) {
+      for (BlockId const b : core_.pinned(p)) ++references_[at(b)];
     }
     for (std::int32_t i = 0; i < pool_.num_blocks(); ++i) {
       BlockId const b{i};
@@ -106,9 +106,9 @@ class Verifier {
     }
     require(idle == pool_.num_idle(), "the idle list is as long as it says");
     std::uint64_t before = 0;
-    pool_.for_each_quarantined([&](BlockId b, std::uint64_t stamp) {
+    pool_.for_each_waiting([&](BlockId b, std::uint64_t stamp) {
       places_[at(b)] += 10000;
-      require(stamp >= before, "quarantine is in order of ticks", b);
+      require(stamp >= before, "waiting blocks are in order of ticks", b);
       before = stamp;
     });
   }
@@ -128,7 +128,7 @@ class Verifier {
     std::uint32_t const w = pool_.word(b);
     bool const owned = (w & BlockWord::count_mask) != 0;
     bool const held = (w & BlockWord::held) != 0;
-    bool const quarantined = (w & BlockWord::quarantined) != 0;
+    bool const waiting = (w & BlockWord::waiting) != 0;
     require((w & BlockWord::count_mask) == references_[at(b)],
             "a block's count equals its sequences, pins and twins", b);
     require(pool_.holds(b) == holds_[at(b)] && held == (holds_[at(b)] != 0),
@@ -136,9 +136,10 @@ class Verifier {
     require(core_.index().is_published(b) == ((w & BlockWord::published) != 0),
             "pool and index agree on what is findable", b);
     std::uint32_t const place = owned || held                     ? 0
-                                : quarantined                     ? 10000
+                                : waiting                         ? 10000
                                 : (w & BlockWord::published) != 0 ? 100
                                                                   : 1;
+    require(!held || owned || waiting, "a held block without owner waits", b);
     require(places_[at(b)] == place, "a block is in the one list that its state says", b);
     if (!owned) require((w & BlockWord::twin) == 0, "a twin is owned", b);
     retained_ += !owned && held ? 1 : 0;

@@ -5,12 +5,12 @@
 ///     free ----allocate----> used ----last reference----> free         nothing published in it
 ///      ^                      ^ |                          idle         published: a hit revives
 ///      it
-///      +----evicted---- idle -+ +---> quarantined ---->    free, idle   the device may still use
+///      +----evicted---- idle -+ +---> waiting ---->    free, idle   the device may still use
 ///      it
 ///                                +--> retained ------->    free, idle   a copy still reads or
 ///                                fills it
 ///
-/// Always: free + idle + used + quarantined + retained = all. One word a block holds the reference
+/// Always: free + idle + used + waiting + retained = all. One word a block holds the reference
 /// count and the flags, so that a release touches four bytes of a block that stays referenced.
 #pragma once
 
@@ -33,7 +33,7 @@ PAGEDKV_NAMESPACE_BEGIN
 struct BlockWord {
   static constexpr std::uint32_t count_mask = 0x00FF'FFFF;
   static constexpr std::uint32_t leaves_first = 1U << 24;  ///< nobody comes back (Reuse::none)
-  static constexpr std::uint32_t quarantined = 1U << 25;   ///< waits for a tick
+  static constexpr std::uint32_t waiting = 1U << 25;       ///< released; not yet free or idle
   static constexpr std::uint32_t copy_target = 1U << 26;   ///< an untaken copy will fill it
   static constexpr std::uint32_t twin = 1U << 27;          ///< content published by another block
   static constexpr std::uint32_t fresh = 1U << 28;         ///< allocated, not yet reported as new
@@ -56,7 +56,7 @@ class BasicBlockPool {
         deferred_(reclaim == Reclaim::deferred),
         words_(static_cast<std::size_t>(num_blocks)),
         free_(static_cast<std::size_t>(num_blocks)),
-        waiting_links_(static_cast<std::size_t>(num_blocks)),
+        links_(static_cast<std::size_t>(num_blocks)),
         holds_(static_cast<std::size_t>(num_blocks)),
         eviction_(num_blocks) {
     for (std::int32_t i = 0; i < num_blocks; ++i) {
@@ -68,14 +68,14 @@ class BasicBlockPool {
   [[nodiscard]] std::int32_t num_blocks() const noexcept { return num_blocks_; }
   [[nodiscard]] std::int32_t num_free() const noexcept { return num_free_; }
   [[nodiscard]] std::int32_t num_idle() const noexcept { return eviction_.size(); }
-  [[nodiscard]] std::int32_t num_quarantined() const noexcept { return quarantine_.size(); }
+  [[nodiscard]] std::int32_t num_quarantined() const noexcept {
+    return waiting_.size() - num_retained_;
+  }
   [[nodiscard]] std::int32_t num_retained() const noexcept { return num_retained_; }
   /// What `allocate` can hand out now.
   [[nodiscard]] std::int32_t num_available() const noexcept { return num_free_ + num_idle(); }
   /// Blocks on their way back.
-  [[nodiscard]] std::int32_t num_incoming() const noexcept {
-    return num_quarantined() + num_retained_;
-  }
+  [[nodiscard]] std::int32_t num_incoming() const noexcept { return waiting_.size(); }
   [[nodiscard]] std::int32_t num_used() const noexcept {
     return num_blocks_ - num_available() - num_incoming();
   }
@@ -87,10 +87,10 @@ class BasicBlockPool {
   [[nodiscard]] bool has(BlockId b, std::uint32_t flags) const noexcept {
     return (word(b) & flags) != 0;
   }
-  /// No sequence, pin or twin references it, and it is neither held nor quarantined.
+  /// No sequence, pin or twin references it, and it is neither held nor waiting.
   [[nodiscard]] bool is_idle(BlockId b) const noexcept {
     constexpr auto mask =
-        BlockWord::count_mask | BlockWord::held | BlockWord::quarantined | BlockWord::published;
+        BlockWord::count_mask | BlockWord::held | BlockWord::waiting | BlockWord::published;
     return (word(b) & mask) == BlockWord::published;
   }
   [[nodiscard]] Eviction const& eviction() const noexcept { return eviction_; }
@@ -123,12 +123,11 @@ class BasicBlockPool {
     evict_into(out.subspan(from_stack), listener);
   }
 
-  /// One more reference. Revives an idle, quarantined or retained block. O(1).
+  /// One more reference. Revives an idle, waiting or retained block. O(1).
   void acquire(BlockId b) noexcept {
     std::uint32_t const w = words_[at(b)];
     if ((w & BlockWord::count_mask) == 0) leave_unreferenced(b, w);
-    words_[at(b)] =
-        ((w & ~(BlockWord::leaves_first | BlockWord::quarantined)) + 1) | BlockWord::shared;
+    words_[at(b)] = ((w & ~(BlockWord::leaves_first | BlockWord::waiting)) + 1) | BlockWord::shared;
   }
   /// One more reference to a block that has one already. O(1), four bytes.
   void share(BlockId b) noexcept { words_[at(b)] = (words_[at(b)] + 1) | BlockWord::shared; }
@@ -178,21 +177,20 @@ class BasicBlockPool {
   void hold(BlockId b) noexcept {
     std::uint32_t const w = words_[at(b)];
     if ((w & (BlockWord::count_mask | BlockWord::held)) == 0) {
-      bool const waited = (w & BlockWord::quarantined) != 0;
-      leave_unreferenced(b, w);
-      if (!waited) waiting_links_[at(b)].stamp = 0;
+      if ((w & BlockWord::waiting) == 0) {
+        eviction_.erase(b);
+        enlist(b, 0);
+      }
       ++num_retained_;
     }
     ++holds_[at(b)];
-    words_[at(b)] = (w & ~BlockWord::quarantined) | BlockWord::held;
+    set(b, BlockWord::held);
   }
+  /// Nobody waits for what follows from it before the next `flush`.
   void unhold(BlockId b) noexcept {
     if (--holds_[at(b)] != 0) return;
     clear(b, BlockWord::held);
-    if (references(b) != 0) return;
-    --num_retained_;
-    std::uint64_t const stamp = waiting_links_[at(b)].stamp;
-    stamp > reclaimed_tick_ ? quarantine(b, stamp) : place(b);
+    if (references(b) == 0) --num_retained_;
   }
 
   /// A published block stops being findable; an idle one becomes free (deferred: after the open
@@ -201,7 +199,7 @@ class BasicBlockPool {
     if (is_idle(b)) {
       eviction_.erase(b);
       clear(b, BlockWord::published | BlockWord::shared);
-      deferred_ ? quarantine(b, open_tick_) : place(b);
+      deferred_ ? enlist(b, open_tick_) : place(b);
     } else {
       clear(b, BlockWord::published | BlockWord::leaves_first);
     }
@@ -209,18 +207,28 @@ class BasicBlockPool {
 
   /// Closes the open step and returns its tick.
   std::uint64_t end_step() noexcept { return open_tick_++; }
-  /// The device has finished every step up to `tick`. Copies are unheld between the two calls.
+  /// The device has finished every step up to `tick`: what waited for it leaves at the next
+  /// `flush`.
   void mark_reclaimed(std::uint64_t tick) noexcept {
     reclaimed_tick_ = std::max(reclaimed_tick_, tick);
   }
-  /// Lets go what waited for a reclaimed tick, in the order it was released. O(freed).
+  /// Lets go, in order, what waits for nothing any more. Behind a block that is still held, shared
+  /// published ones stay, for they may be its ancestors. O(blocks of reclaimed ticks).
   void flush() noexcept {
-    while (!quarantine_.empty()) {
-      BlockId const b{quarantine_.front()};
-      if (waiting_links_[at(b)].stamp > reclaimed_tick_) return;
-      quarantine_.erase(waiting_links_.data(), b.value());
-      clear(b, BlockWord::quarantined);
-      place(b);
+    bool passed_held = false;
+    for (std::int32_t id = waiting_.front(); id >= 0;) {
+      BlockId const b{id};
+      if (links_[at(b)].stamp > reclaimed_tick_) return;
+      id = links_[at(b)].next;
+      std::uint32_t const w = word(b);
+      constexpr auto ancestor = BlockWord::published | BlockWord::shared;
+      if ((w & BlockWord::held) != 0) {
+        passed_held = true;
+      } else if (!passed_held || (w & ancestor) != ancestor) {
+        waiting_.erase(links_.data(), b.value());
+        clear(b, BlockWord::waiting);
+        place(b);
+      }
     }
   }
 
@@ -241,12 +249,11 @@ class BasicBlockPool {
     num_fresh_ = 0;
   }
 
-  /// Calls `visit(b, stamp)` for each quarantined block, first to leave first.
+  /// Calls `visit(b, stamp)` for each quarantined or retained block, first to leave first.
   template <class Visit>
-  void for_each_quarantined(Visit&& visit) const {
-    for (std::int32_t i = quarantine_.front(); i >= 0;
-         i = waiting_links_[static_cast<std::size_t>(i)].next) {
-      visit(BlockId{i}, waiting_links_[static_cast<std::size_t>(i)].stamp);
+  void for_each_waiting(Visit&& visit) const {
+    for (std::int32_t i = waiting_.front(); i >= 0; i = links_[static_cast<std::size_t>(i)].next) {
+      visit(BlockId{i}, links_[static_cast<std::size_t>(i)].stamp);
     }
   }
   /// Calls `visit(b)` for each free block.
@@ -301,13 +308,12 @@ class BasicBlockPool {
 
   // `b` has no references; takes it out of whatever list it waits in.
   void leave_unreferenced(BlockId b, std::uint32_t w) noexcept {
-    if ((w & BlockWord::held) != 0) {
-      --num_retained_;
-    } else if ((w & BlockWord::quarantined) != 0) {
-      quarantine_.erase(waiting_links_.data(), b.value());
-    } else {
+    if ((w & BlockWord::waiting) == 0) {
       eviction_.erase(b);
+      return;
     }
+    waiting_.erase(links_.data(), b.value());
+    if ((w & BlockWord::held) != 0) --num_retained_;
   }
 
   template <class Special>
@@ -315,11 +321,9 @@ class BasicBlockPool {
     if (has(b, BlockWord::twin | BlockWord::copy_target)) special(b, word(b));
     std::uint32_t const w = word(b);
     bool const must_wait = deferred_ || wait || waits_with_others(w);
-    if ((w & BlockWord::held) != 0) {
-      ++num_retained_;
-      waiting_links_[at(b)].stamp = must_wait ? open_tick_ : 0;
-    } else if (must_wait) {
-      quarantine(b, open_tick_);
+    if ((w & BlockWord::held) != 0) ++num_retained_;
+    if (must_wait || (w & BlockWord::held) != 0) {
+      enlist(b, must_wait ? open_tick_ : 0);
     } else {
       place(b);
     }
@@ -331,14 +335,14 @@ class BasicBlockPool {
     return batched_release_ == open_tick_ ||
            ((w & BlockWord::published) != 0 && num_incoming() != 0);
   }
-  void quarantine(BlockId b, std::uint64_t stamp) noexcept {
+  void enlist(BlockId b, std::uint64_t stamp) noexcept {
     // Stamps never fall along the list, so that `flush` stops at the first that is too young.
-    if (!quarantine_.empty()) {
-      stamp = std::max(stamp, waiting_links_[static_cast<std::size_t>(quarantine_.back())].stamp);
+    if (!waiting_.empty()) {
+      stamp = std::max(stamp, links_[static_cast<std::size_t>(waiting_.back())].stamp);
     }
-    set(b, BlockWord::quarantined);
-    quarantine_.push_back(waiting_links_.data(), b.value());
-    waiting_links_[at(b)].stamp = stamp;
+    set(b, BlockWord::waiting);
+    waiting_.push_back(links_.data(), b.value());
+    links_[at(b)].stamp = stamp;
   }
   void place(BlockId b) noexcept {
     std::uint32_t& w = words_[at(b)];
@@ -363,10 +367,10 @@ class BasicBlockPool {
   std::uint64_t batched_release_ = 0;
   detail::LazyArray<std::uint32_t> words_;
   detail::LazyArray<BlockId> free_;
-  detail::LazyArray<detail::Link> waiting_links_;
+  detail::LazyArray<detail::Link> links_;
   detail::LazyArray<std::uint32_t> holds_;
   detail::LazyArray<BlockId> fresh_;
-  detail::IndexList quarantine_;
+  detail::IndexList waiting_;
   Eviction eviction_;
 };
 

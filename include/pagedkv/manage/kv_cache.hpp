@@ -17,7 +17,7 @@ PAGEDKV_NAMESPACE_BEGIN
 /// Owns the bookkeeping of a pool of equal blocks; moves no bytes.
 ///
 /// Memory: all tables are sized by the config at construction; afterwards nothing is allocated
-/// except inside `hash` and `pin`. Time: no call scans, sorts or copies the pool, except `reset`
+/// except inside `hash`. Time: no call scans, sorts or copies the pool, except `reset`
 /// and `verify`; a step costs the same whatever is cached.
 ///
 /// Threads: one writer, its handles included. `const` calls may run together while nobody writes.
@@ -91,8 +91,8 @@ class BasicKvCache {
                             OpenOptions const& options = {}) {
     return handle(core_.open(id, detail::PromptView{tokens, {}, nullptr}, nullptr, options));
   }
-  /// Holds what is cached of this prefix (full blocks). Never fails for lack of room; errors:
-  /// extra_keys_too_long. Allocates. O(blocks).
+  /// Holds what is cached of this prefix (full blocks). Never fails for lack of blocks; errors:
+  /// extra_keys_too_long, no_free_sequences (max_pins handles are alive). O(blocks).
   Result<PinType> pin(PromptKey const& key) {
     auto const place = core_.pin(view(key));
     if (!place) return Unexpected{place.error()};

@@ -32,7 +32,7 @@ struct CacheEvent {
   std::uint32_t parent_generation = 0;
   Hash128 hash{};
   Hash128 parent_hash{};
-  std::span<TokenId const> tokens;          ///< [block_tokens]
+  std::span<TokenId const> tokens{};        ///< [block_tokens]
   std::span<std::byte const> extra_keys{};  ///< as encoded in the block
 };
 

@@ -23,17 +23,17 @@ PAGEDKV_NAMESPACE_BEGIN
 /// Positions of the prompt whose embeddings come from an image, a sound, ...: equal token ids stand
 /// for different content unless `id` (e.g. a digest of the content, in full) is equal as well.
 struct MediaItem {
-  TokenRange positions;
-  std::string_view id;
+  TokenRange positions{};
+  std::string_view id{};
 };
 
 /// What makes equal tokens different content. Each key is tagged and length-prefixed, so that a
 /// salt never equals an adapter of the same name.
 struct ExtraKeys {
-  std::string_view salt;                 ///< keeps tenants apart, also in timing
-  std::string_view adapter;              ///< e.g. a LoRA's name
+  std::string_view salt{};               ///< keeps tenants apart, also in timing
+  std::string_view adapter{};            ///< e.g. a LoRA's name
   std::uint64_t adapter_generation = 0;  ///< raise it when weights change under the same name
-  std::span<MediaItem const> media;      ///< each keys the blocks that it overlaps
+  std::span<MediaItem const> media{};    ///< each keys the blocks that it overlaps
 };
 
 namespace detail {

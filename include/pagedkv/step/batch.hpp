@@ -1,0 +1,461 @@
+// SPDX-License-Identifier: Apache-2.0
+/// \file
+/// The step's sequences as arrays for the kernels: slots, block table, CSR form, changes since the
+/// last step. Nothing is allocated after construction.
+///
+///     batch.begin_step();
+///     for (each scheduled sequence) batch.add(seq, *seq.append(ids));
+///     batch.build(buffers);      // zero new blocks, run the copies, write and attend, layer by
+///     layer batch.commit(); cache.end_step();
+#pragma once
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <utility>
+#include <vector>
+
+#include <pagedkv/detail/cache_core.hpp>
+#include <pagedkv/fwd.hpp>
+#include <pagedkv/manage/kv_cache.hpp>
+#include <pagedkv/manage/sequence.hpp>
+#include <pagedkv/step/batch_arrays.hpp>
+
+PAGEDKV_NAMESPACE_BEGIN
+
+/// Row b of every array is entry b. Entries stay until removed, so that a device-resident table
+/// follows by moves and changes alone; an entry without tokens this step has an empty query range.
+/// Removal moves the last row into the gap. A sequence belongs to one batch.
+///
+/// From `add` to `end_step`, blocks that an added sequence gives up aren't handed to another.
+/// Must not outlive the cache. One writer, the cache's.
+template <class Policy>
+class BasicBatch {
+  using Core = detail::CacheCore<Policy>;
+
+ public:
+  /// Raises `Error` when a limit isn't positive. Memory: max_sequences * width * 4 bytes, as
+  /// touched.
+  BasicBatch(BasicKvCache<Policy>& cache, BatchLimits const& limits)
+      : core_(&cache.core_),
+        limits_(checked(limits, cache.table_width())),
+        entries_(),
+        entry_of_(static_cast<std::size_t>(core_->config().max_sequences), -1),
+        table_(static_cast<std::size_t>(limits_.max_sequences) * width()),
+        filled_(static_cast<std::size_t>(limits_.max_sequences)) {
+    entries_.reserve(filled_.size());
+    moves_.reserve(filled_.size());
+    core_->track_fresh();
+  }
+
+  [[nodiscard]] std::int32_t num_sequences() const noexcept {
+    return static_cast<std::int32_t>(entries_.size());
+  }
+  [[nodiscard]] std::int32_t num_tokens() const noexcept { return num_tokens_; }
+  /// Columns of the table.
+  [[nodiscard]] std::int32_t table_width() const noexcept {
+    return limits_.max_blocks_per_sequence;
+  }
+  /// The entry's row now, or -1.
+  [[nodiscard]] std::int32_t row_of(BasicSequence<Policy> const& seq) const {
+    std::int32_t const e = entry_of_[static_cast<std::size_t>(seq.row_)];
+    return e >= 0 && is_current(entries_[static_cast<std::size_t>(e)]) ? e : -1;
+  }
+
+  /// Forgets the last step's queries and padding, and entries whose sequence is gone.
+  void begin_step() {
+    drop_gone();
+    for (Entry& e : entries_) e.query.count = 0;
+    num_tokens_ = 0;
+    pad_tokens_ = pad_sequences_ = 0;
+  }
+
+  /// The positions of `query` get their K and V in this step; the sequence's length in it is
+  /// `query.end()`. Returns the row. A known sequence keeps its row and its earlier query is
+  /// replaced. Requires: the positions exist. Errors: batch_full (rows, tokens or columns). O(1).
+  Result<std::int32_t> add(BasicSequence<Policy> const& seq, TokenRange query) {
+    PAGEDKV_ASSERT(&seq.core() == core_, "Batch::add: the sequence belongs to another cache");
+    PAGEDKV_ASSERT(query.first >= 0 && query.count >= 0 && query.end() <= seq.size(),
+                   "Batch::add: the positions must exist");
+    std::int32_t row = row_of(seq);
+    std::int32_t const before = row >= 0 ? entries_[static_cast<std::size_t>(row)].query.count : 0;
+    if (num_tokens_ - before > limits_.max_tokens - query.count ||
+        seq.num_blocks() > limits_.max_blocks_per_sequence) {
+      return Unexpected{Errc::batch_full};
+    }
+    if (row < 0) {
+      if (num_sequences() == limits_.max_sequences) drop_gone();
+      if (num_sequences() == limits_.max_sequences) return Unexpected{Errc::batch_full};
+      row = insert(seq.row_);
+    }
+    Entry& entry = entries_[static_cast<std::size_t>(row)];
+    entry.query = query;
+    entry.length = query.end();
+    num_tokens_ += query.count - before;
+    if (query.count > 0) core_->mark_batched(seq.row_);
+    return row;
+  }
+  /// False if it has no entry. The last row moves into its place. O(row).
+  bool remove(BasicSequence<Policy> const& seq) {
+    std::int32_t const row = row_of(seq);
+    if (row < 0) return false;
+    erase(static_cast<std::size_t>(row));
+    return true;
+  }
+
+  /// This step's arrays are filled up to these sizes, for captured graphs: slot -1, length 0,
+  /// offsets repeated, block 0 in the table.
+  void pad_to(std::int32_t tokens, std::int32_t sequences) noexcept {
+    pad_tokens_ = tokens;
+    pad_sequences_ = sequences;
+  }
+
+  /// What `build` would write now. O(sequences).
+  [[nodiscard]] BatchStep required() {
+    drop_gone();
+    BatchStep step;
+    step.num_sequences = num_sequences();
+    step.num_tokens = num_tokens_;
+    step.padded_sequences = std::max(pad_sequences_, step.num_sequences);
+    step.padded_tokens = std::max(pad_tokens_, step.num_tokens);
+    step.num_row_moves = static_cast<std::int32_t>(moves_.size());
+    step.num_new_blocks = core_->pool().num_fresh();
+    step.num_copies = core_->copies().num_pending();
+    for (std::size_t e = 0; e < entries_.size(); ++e) {
+      Entry& entry = entries_[e];
+      auto const& s = core_->state(entry.sequence);
+      PAGEDKV_ASSERT(entry.query.count == 0 || entry.query.end() <= s.size,
+                     "Batch::build: a query's positions were truncated; add it again");
+      entry.length = std::min(entry.length, s.size);
+      step.num_indices += core_->shape().blocks(entry.length);
+      if (entry.query.count > 0) {
+        step.num_runs += core_->shape().block(entry.query.end() - 1) -
+                         core_->shape().block(entry.query.first) + 1;
+      }
+      if (has_changed(entry, s, filled_[e])) step.num_row_changes += for_each_change(e, Nothing{});
+    }
+    for (std::size_t e = entries_.size(); e < vacated_; ++e) step.num_row_changes += filled_[e];
+    return step;
+  }
+
+  /// Writes the step's arrays, hands out new blocks and copies, and counts moves and changes as
+  /// delivered. Errors: batch_full when a span is neither empty nor long enough (`required()` says
+  /// how long), a row outgrew the table, or more rows moved than there are (`copy_table` mends
+  /// that); then nothing is handed out. O(tokens + blocks of the sequences).
+  Result<BatchStep> build(BatchBuffers const& out) {
+    BatchStep step = required();
+    if (!fits(step, out)) return Unexpected{Errc::batch_full};
+    step.common_prefix_blocks = common_prefix();
+    write_rows(step, out);
+    write_changes(out);
+    if (out.row_changes.empty()) step.num_row_changes = 0;
+    step.num_row_moves = write_moves(out.row_moves);
+    step.num_new_blocks = write_new_blocks(out.new_blocks);
+    step.num_copies = write_copies(out.copies);
+    return step;
+  }
+
+  /// Commits every sequence with a query up to `query.end()`. The same as their `commit`, one after
+  /// the other, in one pass that hashes ahead. O(sequences + new full blocks).
+  void commit() {
+    constexpr std::size_t window = 16;
+    std::pair<std::int32_t, Hash128> waiting[window];
+    std::size_t n = 0;
+    auto const publish_waiting = [&] {
+      for (std::size_t i = 0; i < n; ++i) core_->publish_next(waiting[i].first, waiting[i].second);
+      n = 0;
+    };
+    for (Entry const& entry : entries_) {
+      if (entry.query.count == 0 || !is_current(entry)) continue;
+      std::int32_t const end = entry.query.end();
+      if (!core_->advance(entry.sequence, end)) continue;
+      if (core_->shape().block(end) - core_->state(entry.sequence).published_blocks > 1) {
+        publish_waiting();
+        core_->publish(entry.sequence, core_->shape().block(end));
+        continue;
+      }
+      waiting[n++] = {entry.sequence, core_->next_hash(entry.sequence)};
+      if (n == window) publish_waiting();
+    }
+    publish_waiting();
+  }
+
+  /// Row `row` as it is now, [table_width()]; behind its end block 0.
+  void copy_row(std::int32_t row, std::span<std::int32_t> out) const {
+    PAGEDKV_ASSERT(row >= 0 && row < num_sequences() && out.size() >= width(),
+                   "copy_row: the row must exist and out hold table_width() elements");
+    auto const blocks = blocks_of(entries_[static_cast<std::size_t>(row)]);
+    auto const end = std::transform(blocks.begin(), blocks.end(), out.begin(),
+                                    [](BlockId b) { return b.value(); });
+    std::fill(end, out.begin() + static_cast<std::ptrdiff_t>(width()), 0);
+  }
+  /// The whole table, [max(num_sequences(), padding), table_width()]; counts pending moves and
+  /// changes as delivered.
+  void copy_table(std::span<std::int32_t> out) {
+    drop_gone();
+    std::size_t const rows = static_cast<std::size_t>(std::max(pad_sequences_, num_sequences()));
+    PAGEDKV_ASSERT(out.size() >= rows * width(),
+                   "copy_table: out must hold rows * table_width() elements");
+    write_changes({});
+    write_moves({});
+    std::size_t const kept = std::min(rows, filled_.size()) * width();
+    std::copy_n(table_.data(), kept, out.begin());
+    std::fill_n(out.begin() + static_cast<std::ptrdiff_t>(kept), rows * width() - kept, 0);
+  }
+
+ private:
+  struct Entry {
+    std::int32_t sequence;  ///< its row in the cache
+    std::uint32_t generation;
+    TokenRange query;
+    std::int32_t length = 0;
+    std::int32_t changed_from = 0;   ///< columns from here on may differ from the table
+    std::int32_t shared_blocks = 0;  ///< leading columns equal to those of the base
+  };
+  struct Nothing {
+    void operator()(std::int32_t, std::int32_t) const noexcept {}
+  };
+
+  static BatchLimits checked(BatchLimits limits, std::int32_t cache_width) {
+    detail::require_term(limits.max_sequences >= 1, "BatchLimits.max_sequences",
+                         limits.max_sequences, "must be at least 1", 1);
+    detail::require_term(limits.max_tokens >= 1, "BatchLimits.max_tokens", limits.max_tokens,
+                         "must be at least 1", 1);
+    detail::require_term(limits.max_blocks_per_sequence >= 0, "BatchLimits.max_blocks_per_sequence",
+                         limits.max_blocks_per_sequence, "can't be negative", 0);
+    if (limits.max_blocks_per_sequence == 0) limits.max_blocks_per_sequence = cache_width;
+    return limits;
+  }
+  std::size_t width() const noexcept {
+    return static_cast<std::size_t>(limits_.max_blocks_per_sequence);
+  }
+  std::int32_t* table_row(std::size_t e) noexcept { return &table_[e * width()]; }
+  std::span<BlockId const> blocks_of(Entry const& e) const noexcept {
+    return core_->row(e.sequence);
+  }
+  bool is_current(Entry const& e) const noexcept {
+    return core_->state(e.sequence).generation == e.generation;
+  }
+
+  std::int32_t insert(std::int32_t sequence) {
+    auto const row = num_sequences();
+    entries_.push_back({sequence, core_->state(sequence).generation, {}});
+    entry_of_[static_cast<std::size_t>(sequence)] = row;
+    vacated_ = std::max(vacated_, entries_.size());
+    return row;
+  }
+  void erase(std::size_t e) {
+    std::size_t const last = entries_.size() - 1;
+    num_tokens_ -= entries_[e].query.count;
+    std::int32_t& place = entry_of_[static_cast<std::size_t>(entries_[e].sequence)];
+    if (place == static_cast<std::int32_t>(e)) place = -1;
+    if (e != last) {
+      std::copy_n(table_row(last), std::max(filled_[e], filled_[last]), table_row(e));
+      filled_[e] = filled_[last];
+      entries_[e] = entries_[last];
+      std::int32_t& moved = entry_of_[static_cast<std::size_t>(entries_[e].sequence)];
+      if (moved == static_cast<std::int32_t>(last)) moved = static_cast<std::int32_t>(e);
+      push_move({static_cast<std::int32_t>(last), static_cast<std::int32_t>(e)});
+    }
+    entries_.pop_back();
+  }
+  void push_move(RowMove move) {
+    // More moves in one step than rows: the table must be copied whole.
+    if (moves_.size() == moves_.capacity()) {
+      moves_.clear();
+      lost_moves_ = true;
+    }
+    moves_.push_back(move);
+  }
+  void drop_gone() {
+    for (std::size_t e = entries_.size(); e-- > 0;) {
+      if (!is_current(entries_[e])) erase(e);
+    }
+  }
+
+  static bool has_changed(Entry const& e, detail::SequenceState const& s, std::int32_t filled) {
+    return std::min(e.changed_from, s.first_changed) < s.num_blocks || filled != s.num_blocks;
+  }
+  /// Calls `change(column, block)` where the row differs from the table; returns how often.
+  template <class Change>
+  std::int32_t for_each_change(std::size_t e, Change&& change) {
+    Entry const& entry = entries_[e];
+    auto const blocks = blocks_of(entry);
+    auto const end = static_cast<std::int32_t>(blocks.size());
+    std::int32_t const* const table = table_row(e);
+    std::int32_t n = 0;
+    std::int32_t j =
+        std::min({entry.changed_from, core_->state(entry.sequence).first_changed, end});
+    for (; j < end; ++j) {
+      std::int32_t const block = blocks[static_cast<std::size_t>(j)].value();
+      if (table[j] == block && j < filled_[e]) continue;
+      change(j, block);
+      ++n;
+    }
+    for (; j < filled_[e]; ++j, ++n) change(j, 0);
+    return n;
+  }
+
+  bool fits(BatchStep const& step, BatchBuffers const& out) const noexcept {
+    auto const holds = [](auto const& span, std::int32_t n) {
+      return span.empty() || span.size() >= static_cast<std::size_t>(n);
+    };
+    bool const rows_fit = std::all_of(entries_.begin(), entries_.end(), [&](Entry const& e) {
+      return core_->state(e.sequence).num_blocks <= limits_.max_blocks_per_sequence;
+    });
+    return rows_fit && !(lost_moves_ && !out.row_moves.empty()) &&
+           holds(out.slot_mapping, step.padded_tokens) &&
+           holds(out.query_offsets, step.padded_sequences + 1) &&
+           holds(out.sequence_lengths, step.padded_sequences) &&
+           holds(out.indptr, step.padded_sequences + 1) && holds(out.indices, step.num_indices) &&
+           holds(out.last_block_len, step.padded_sequences) &&
+           holds(out.row_moves, step.num_row_moves) &&
+           holds(out.row_changes, step.num_row_changes) &&
+           holds(out.new_blocks, step.num_new_blocks) && holds(out.runs, step.num_runs) &&
+           holds(out.copies, step.num_copies);
+  }
+
+  /// All sequences are compared with one of them, and the result is kept from step to step: only
+  /// columns that changed are compared again.
+  std::int32_t common_prefix() {
+    auto const base = std::find_if(entries_.begin(), entries_.end(),
+                                   [](Entry const& e) { return e.query.count > 0; });
+    if (base == entries_.end()) return 0;
+    if (base->sequence != base_sequence_ || base->generation != base_generation_) {
+      for (Entry& entry : entries_) entry.shared_blocks = 0;
+      base_sequence_ = base->sequence;
+      base_generation_ = base->generation;
+    }
+    auto const first = blocks_of(*base);
+    std::int32_t const unchanged = first_change(*base);
+    std::int32_t common = core_->shape().block(base->length);
+    for (Entry& entry : entries_) {
+      auto const blocks = blocks_of(entry);
+      auto shared =
+          static_cast<std::size_t>(std::min({entry.shared_blocks, unchanged, first_change(entry)}));
+      std::size_t const end = std::min(first.size(), blocks.size());
+      while (shared < end && blocks[shared] == first[shared]) ++shared;
+      entry.shared_blocks = static_cast<std::int32_t>(shared);
+      if (entry.query.count == 0) continue;
+      common = std::min({common, entry.shared_blocks, core_->shape().block(entry.length)});
+    }
+    return common;
+  }
+  std::int32_t first_change(Entry const& e) const noexcept {
+    return std::min(e.changed_from, core_->state(e.sequence).first_changed);
+  }
+
+  void write_rows(BatchStep const& step, BatchBuffers const& out) {
+    std::int32_t tokens = 0;
+    std::int32_t indices = 0;
+    std::size_t runs = 0;
+    std::size_t e = 0;
+    for (; e < entries_.size(); ++e) {
+      Entry const& entry = entries_[e];
+      std::int32_t const used = core_->shape().blocks(entry.length);
+      write_at(out.query_offsets, e, tokens);
+      write_at(out.sequence_lengths, e, entry.length);
+      write_at(out.indptr, e, indices);
+      write_at(out.last_block_len, e,
+               used > 0 ? entry.length - (used - 1) * core_->shape().tokens() : 0);
+      if (!out.indices.empty()) {
+        BlockId const* const from = blocks_of(entry).data();
+        std::int32_t* const to = out.indices.data() + indices;
+        for (std::int32_t j = 0; j < used; ++j) to[j] = from[j].value();
+      }
+      write_query(entry, tokens, runs, out);
+      tokens += entry.query.count;
+      indices += used;
+    }
+    for (auto const n = static_cast<std::size_t>(step.padded_sequences); e < n; ++e) {
+      write_at(out.query_offsets, e, tokens);
+      write_at(out.sequence_lengths, e, 0);
+      write_at(out.indptr, e, indices);
+      write_at(out.last_block_len, e, 0);
+    }
+    write_at(out.query_offsets, e, tokens);
+    write_at(out.indptr, e, indices);
+    if (!out.slot_mapping.empty()) {
+      std::fill(out.slot_mapping.begin() + tokens, out.slot_mapping.begin() + step.padded_tokens,
+                padding_slot);
+    }
+  }
+  void write_query(Entry const& entry, std::int32_t first_token, std::size_t& runs,
+                   BatchBuffers const& out) {
+    if (entry.query.count == 0) return;
+    auto const blocks = blocks_of(entry);
+    if (!out.slot_mapping.empty()) {
+      write_slots(core_->shape(), blocks, entry.query, out.slot_mapping.data() + first_token);
+    }
+    if (out.runs.empty()) return;
+    for_each_piece(core_->shape(), blocks, entry.query,
+                   [&](BlockId b, std::int32_t offset, std::int32_t count) {
+                     out.runs[runs++] = {b, offset, count, first_token};
+                     first_token += count;
+                   });
+  }
+  static void write_at(std::span<std::int32_t> span, std::size_t i, std::int32_t value) noexcept {
+    if (!span.empty()) span[i] = value;
+  }
+
+  void write_changes(BatchBuffers const& out) {
+    std::size_t written = 0;
+    auto const report = [&](std::size_t e, std::int32_t column, std::int32_t block) {
+      table_row(e)[column] = block;
+      if (out.row_changes.empty()) return;
+      out.row_changes[written++] = {static_cast<std::int32_t>(e), column, block};
+    };
+    for (std::size_t e = 0; e < entries_.size(); ++e) {
+      Entry& entry = entries_[e];
+      auto const& s = core_->state(entry.sequence);
+      if (has_changed(entry, s, filled_[e])) {
+        for_each_change(e, [&](std::int32_t j, std::int32_t b) { report(e, j, b); });
+        filled_[e] = s.num_blocks;
+        core_->mark_seen(entry.sequence);
+      }
+      entry.changed_from = s.num_blocks;
+    }
+    for (std::size_t e = entries_.size(); e < vacated_; ++e) {
+      for (std::int32_t j = 0; j < filled_[e]; ++j) report(e, j, 0);
+      filled_[e] = 0;
+    }
+    vacated_ = entries_.size();
+  }
+  std::int32_t write_moves(std::span<RowMove> out) {
+    std::size_t const n = out.empty() ? 0 : moves_.size();
+    std::copy_n(moves_.begin(), n, out.begin());
+    moves_.clear();
+    lost_moves_ = false;
+    return static_cast<std::int32_t>(n);
+  }
+  std::int32_t write_new_blocks(std::span<BlockId> out) {
+    if (out.empty()) return 0;
+    std::size_t n = 0;
+    core_->take_fresh([&](BlockId b) { out[n++] = b; });
+    return static_cast<std::int32_t>(n);
+  }
+  std::int32_t write_copies(std::span<BlockCopy> out) {
+    if (out.empty()) return 0;
+    auto const taken = core_->take_copies();
+    std::copy(taken.begin(), taken.end(), out.begin());
+    return static_cast<std::int32_t>(taken.size());
+  }
+
+  Core* core_;
+  BatchLimits limits_;
+  std::vector<Entry> entries_;
+  std::vector<std::int32_t> entry_of_;     ///< by the sequence's row in the cache; may be stale
+  detail::LazyArray<std::int32_t> table_;  ///< what a device that followed every step has
+  std::vector<std::int32_t> filled_;       ///< columns in use, a row
+  std::vector<RowMove> moves_;
+  std::int32_t base_sequence_ = -1;  ///< whom the others are compared with
+  std::uint32_t base_generation_ = 0;
+  std::size_t vacated_ = 0;  ///< rows from here on are empty in the table
+  std::int32_t num_tokens_ = 0;
+  std::int32_t pad_tokens_ = 0;
+  std::int32_t pad_sequences_ = 0;
+  bool lost_moves_ = false;
+};
+
+PAGEDKV_NAMESPACE_END

@@ -13,14 +13,15 @@
 #include <memory>
 #include <span>
 #include <utility>
-#include <vector>
 
 #include <pagedkv/config.hpp>
 #include <pagedkv/detail/block_shape.hpp>
+#include <pagedkv/detail/event_source.hpp>
+#include <pagedkv/detail/prefix_lookup.hpp>
+#include <pagedkv/detail/sequence_table.hpp>
 #include <pagedkv/manage/block_pool.hpp>
-#include <pagedkv/manage/block_table.hpp>
 #include <pagedkv/manage/copy_plan.hpp>
-#include <pagedkv/manage/observer.hpp>
+#include <pagedkv/manage/open_options.hpp>
 #include <pagedkv/manage/prefix_index.hpp>
 #include <pagedkv/manage/prompt_key.hpp>
 #include <pagedkv/manage/slot_mapping.hpp>
@@ -30,46 +31,7 @@
 
 PAGEDKV_NAMESPACE_BEGIN
 
-/// How a prompt is opened.
-struct OpenOptions {
-  /// Positions that exist after success, in all; those of the prompt have their ids.
-  std::int32_t reserve = 0;
-  /// The first n prompt positions are computed elsewhere: they exist after success (reserved, ids
-  /// set) and are committed by the caller when their bytes have arrived.
-  std::int32_t external_tokens = 0;
-  bool read = true;      ///< look for cached blocks
-  bool publish = true;   ///< commits make full blocks findable
-  bool resumed = false;  ///< comes back from a preemption: counted apart
-};
-
-/// What opening a prompt would take now.
-struct Admission {
-  std::int32_t cached_tokens = 0;
-  /// New blocks, and idle ones that the hit would revive. `open` finds room if and only if this is
-  /// at most `available_blocks()`.
-  std::int32_t blocks_needed = 0;
-};
-
 namespace detail {
-
-/// 64 bytes, one a row.
-struct SequenceState {
-  std::int32_t size = 0;
-  std::int32_t committed = 0;
-  std::int32_t num_blocks = 0;
-  std::int32_t published_blocks = 0;  ///< leading blocks that commit has dealt with
-  std::int32_t known = 0;             ///< leading positions whose ids are known, at least
-  std::int32_t cached = 0;
-  std::int32_t external = 0;
-  std::int32_t first_changed = 0;  ///< lowest column that a Batch hasn't seen
-  std::uint64_t batch_tick = 0;    ///< the step whose Batch it is in
-  std::uint64_t id = 0;
-  std::uint32_t epoch = 0;
-  std::uint32_t generation = 0;  ///< of the row: odd while a handle is alive
-  bool publishes = false;
-  bool may_have_twins = false;
-  bool left_children = false;  ///< a published block behind its row may still be somewhere
-};
 
 template <class Policy>
 class CacheCore {
@@ -84,19 +46,11 @@ class CacheCore {
         pool_(config.num_blocks, config.reclaim),
         index_({config.num_blocks, config.block_tokens, config.max_extra_key_bytes,
                 config.partial_hits ? config.max_partial_candidates : 0, config.hash_seed}),
-        tables_(config.max_sequences,
-                std::min(shape_.blocks(config.max_sequence_tokens), config.num_blocks)),
+        sequences_(config.max_sequences, table_width(config)),
+        pins_(config.max_pins, table_width(config)),
         copies_(config.num_blocks),
         twin_of_(static_cast<std::size_t>(config.num_blocks)),
-        states_(static_cast<std::size_t>(config.max_sequences)),
-        extra_(static_cast<std::size_t>(config.max_sequences)),
-        pin_tables_(config.max_pins, tables_.width()),
-        pin_blocks_(static_cast<std::size_t>(config.max_pins)) {
-    free_rows_.reserve(states_.size());
-    for (std::int32_t r = config.max_sequences; r-- > 0;) free_rows_.push_back(r);
-    free_pins_.reserve(pin_blocks_.size());
-    for (std::int32_t p = config.max_pins; p-- > 0;) free_pins_.push_back(p);
-  }
+        events_(config.observer) {}
   CacheCore(CacheCore const&) = delete;
   CacheCore& operator=(CacheCore const&) = delete;
 
@@ -105,18 +59,13 @@ class CacheCore {
   [[nodiscard]] Pool const& pool() const noexcept { return pool_; }
   [[nodiscard]] Index const& index() const noexcept { return index_; }
   [[nodiscard]] CopyPlan const& copies() const noexcept { return copies_; }
-  [[nodiscard]] std::int32_t table_width() const noexcept { return tables_.width(); }
-  [[nodiscard]] std::int32_t num_sequences() const noexcept {
-    return config_.max_sequences - static_cast<std::int32_t>(free_rows_.size());
-  }
+  [[nodiscard]] SequenceTable const& sequences() const noexcept { return sequences_; }
+  [[nodiscard]] SequenceTable const& pins() const noexcept { return pins_; }
   [[nodiscard]] SequenceState const& state(std::int32_t r) const noexcept {
-    return states_[static_cast<std::size_t>(r)];
+    return sequences_.state(r);
   }
   [[nodiscard]] std::span<BlockId const> row(std::int32_t r) const noexcept {
-    return {tables_.row(r), static_cast<std::size_t>(state(r).num_blocks)};
-  }
-  [[nodiscard]] bool is_alive(std::int32_t r) const noexcept {
-    return state(r).generation % 2 != 0;
+    return sequences_.blocks(r);
   }
   [[nodiscard]] BlockId twin_of(BlockId b) const noexcept {
     return twin_of_[static_cast<std::size_t>(b.value())];
@@ -129,11 +78,11 @@ class CacheCore {
   // ---- opening ----------------------------------------------------------------------------------
 
   [[nodiscard]] std::int32_t match(PromptView const& prompt) const {
-    return look_up(prompt, true, [](std::int32_t, BlockId) {}).tokens;
+    return lookup().find(prompt, true, [](std::int32_t, BlockId) {}).tokens;
   }
   [[nodiscard]] Admission admission(PromptView const& prompt, OpenOptions const& options) const {
-    Hit hit = look_up(prompt, options.read, [](std::int32_t, BlockId) {});
-    std::int32_t const needed = fit(hit, options);
+    Hit hit = lookup().find(prompt, options.read, [](std::int32_t, BlockId) {});
+    std::int32_t const needed = lookup().fit(hit, options);
     return {hit.tokens, needed};
   }
   [[nodiscard]] bool would_fit(PromptView const& prompt, OpenOptions const& options) const {
@@ -150,25 +99,24 @@ class CacheCore {
                    "open: reserve must be 0 or more and external_tokens within the prompt");
     if (has_too_long_extra(prompt)) return Unexpected{Errc::extra_keys_too_long};
     if (never_fits(longest(prompt, options))) return Unexpected{Errc::never_fits};
-    if (free_rows_.empty()) return Unexpected{Errc::no_free_sequences};
+    if (sequences_.full()) return Unexpected{Errc::no_free_sequences};
 
-    std::int32_t const r = free_rows_.back();
-    BlockId* const row = tables_.row(r);  // nobody's: scratch until the open has succeeded
-    Hit hit = look_up(prompt, options.read, [&](std::int32_t j, BlockId b) {
+    BlockId* const row = sequences_.places(sequences_.next());  // scratch until success
+    Hit hit = lookup().find(prompt, options.read, [&](std::int32_t j, BlockId b) {
       row[j] = b;
       pool_.prefetch_idle(b);
     });
-    if (fit(hit, options) > pool_.num_available()) return Unexpected{Errc::no_free_blocks};
+    if (lookup().fit(hit, options) > pool_.num_available()) return Unexpected{Errc::no_free_blocks};
 
     if (hit.partial.num_tokens > 0) hold_source(hit.partial.block);
     for (std::int32_t j = 0; j < hit.blocks; ++j) pool_.acquire(row[j]);
-    SequenceState& s = start(r, id);
-    s.num_blocks = hit.blocks;
-    s.published_blocks = hit.blocks;
+    std::int32_t const r = start(id);
+    SequenceState& s = sequences_.state(r);
+    s.num_blocks = s.published_blocks = hit.blocks;
     s.publishes = options.publish;
     s.committed = s.cached = hit.tokens;
-    if (extra != nullptr) extra_[static_cast<std::size_t>(r)] = extra;
-    extend(r, positions(hit, options));
+    if (extra != nullptr) sequences_.extra(r) = extra;
+    extend(r, Lookup::positions(hit, options));
     if (hit.partial.num_tokens > 0) {
       plan_copy({hit.partial.block, row[hit.blocks], hit.partial.num_tokens});
     }
@@ -205,7 +153,7 @@ class CacheCore {
     // The common step: one more token into a block that only this sequence has.
     if (ids.size() == 1 && s.known == s.size && s.size < config_.max_sequence_tokens) {
       if (std::int32_t const offset = shape_.offset(s.size); offset != 0) {
-        BlockId const tail = tables_.row(r)[s.num_blocks - 1];
+        BlockId const tail = sequences_.tail(r);
         if ((pool_.word(tail) & BlockWord::writable_mask) == 1) {
           index_.tokens(tail)[offset] = ids[0];
           s.known = ++s.size;
@@ -261,12 +209,12 @@ class CacheCore {
     // Hash some blocks ahead and prefetch their buckets, so that an insert finds its line.
     constexpr std::int32_t window = 16;
     Hash128 hashes[window];
-    BlockId const* const blocks = tables_.row(r);
+    BlockId const* const blocks = sequences_.places(r);
     std::int32_t hashed = s.published_blocks;
     Hash128 chain = index_.hash(parent_of(r, hashed));
     while (s.published_blocks < end) {
       for (; hashed < std::min(end, s.published_blocks + window); ++hashed) {
-        chain = index_.chained(chain, ids_of(blocks[hashed]), extra_of(r, hashed));
+        chain = index_.chained(chain, ids_of(blocks[hashed]), sequences_.extra_of(r, hashed));
         hashes[hashed % window] = chain;
         index_.prefetch(chain);
       }
@@ -281,8 +229,8 @@ class CacheCore {
     SequenceState const& s = state(r);
     if (!may_publish(s)) return {};
     std::int32_t const j = s.published_blocks;
-    Hash128 const hash =
-        index_.chained(index_.hash(parent_of(r, j)), ids_of(tables_.row(r)[j]), extra_of(r, j));
+    Hash128 const hash = index_.chained(index_.hash(parent_of(r, j)),
+                                        ids_of(sequences_.places(r)[j]), sequences_.extra_of(r, j));
     index_.prefetch(hash);
     return hash;
   }
@@ -314,12 +262,12 @@ class CacheCore {
   [[nodiscard]] Result<std::int32_t> fork(std::int32_t parent, SequenceId id) {
     SequenceState const& from = state(parent);
     if (from.committed != from.size) return Unexpected{Errc::uncommitted};
-    if (free_rows_.empty()) return Unexpected{Errc::no_free_sequences};
-    std::int32_t const child = free_rows_.back();
+    if (sequences_.full()) return Unexpected{Errc::no_free_sequences};
     auto const blocks = row(parent);
-    std::copy(blocks.begin(), blocks.end(), tables_.row(child));
     for (BlockId const b : blocks) pool_.share(b);
-    SequenceState& s = start(child, id);
+    std::int32_t const child = start(id);
+    std::copy(blocks.begin(), blocks.end(), sequences_.places(child));
+    SequenceState& s = sequences_.state(child);
     s.size = s.committed = s.cached = from.size;
     s.known = from.known;
     s.num_blocks = from.num_blocks;
@@ -328,47 +276,35 @@ class CacheCore {
     s.publishes = from.publishes;
     s.may_have_twins = from.may_have_twins;
     s.left_children = from.left_children;
-    extra_[static_cast<std::size_t>(child)] = extra_[static_cast<std::size_t>(parent)];
+    sequences_.extra(child) = sequences_.extra(parent);
     ++stats_.forks;
     return child;
   }
 
   void close(std::int32_t r, Reuse reuse) {
-    SequenceState& s = at(r);
     auto blocks = row(r);
     if (reuse == Reuse::none) blocks = blocks.first(release_unwanted(r));
     if (reuse == Reuse::resume) ++stats_.preemptions;
     release_blocks(r, blocks);
-    ++s.generation;
-    extra_[static_cast<std::size_t>(r)].reset();
-    free_rows_.push_back(r);
+    sequences_.end(r);
   }
 
   // ---- pins -------------------------------------------------------------------------------------
 
   [[nodiscard]] Result<std::int32_t> pin(PromptView const& prompt) {
     if (has_too_long_extra(prompt)) return Unexpected{Errc::extra_keys_too_long};
-    if (free_pins_.empty()) return Unexpected{Errc::no_free_sequences};
-    std::int32_t const p = free_pins_.back();
-    free_pins_.pop_back();
-    BlockId* const row = pin_tables_.row(p);
-    std::int32_t const n =
-        index_.walk(prompt, std::min(shape_.block(prompt.num_tokens()), pin_tables_.width()),
+    if (pins_.full()) return Unexpected{Errc::no_free_sequences};
+    std::int32_t const p = pins_.start();
+    BlockId* const row = pins_.places(p);
+    pins_.state(p).num_blocks =
+        index_.walk(prompt, std::min(shape_.block(prompt.num_tokens()), pins_.width()),
                     [&](std::int32_t j, BlockId b) { row[j] = b; });
-    for (std::int32_t j = 0; j < n; ++j) pool_.acquire(row[j]);
-    pin_blocks_[static_cast<std::size_t>(p)] = n;
+    for (BlockId const b : pins_.blocks(p)) pool_.acquire(b);
     return p;
   }
   void unpin(std::int32_t p) {
-    pool_.release(pinned(p), false, OnLastReference{*this, false});
-    pin_blocks_[static_cast<std::size_t>(p)] = 0;
-    free_pins_.push_back(p);
-  }
-  [[nodiscard]] std::span<BlockId const> pinned(std::int32_t p) const noexcept {
-    return {pin_tables_.row(p), static_cast<std::size_t>(pin_blocks_[static_cast<std::size_t>(p)])};
-  }
-  [[nodiscard]] std::int32_t num_pins() const noexcept {
-    return config_.max_pins - static_cast<std::int32_t>(free_pins_.size());
+    pool_.release(pins_.blocks(p), false, OnLastReference{*this, false});
+    pins_.end(p);
   }
 
   // ---- steps ------------------------------------------------------------------------------------
@@ -400,7 +336,7 @@ class CacheCore {
                      "evict: the block is not of this pool");
       if (pool_.references(b) != 0 || !pool_.has(b, BlockWord::published)) continue;
       forget(b);
-      pool_.unpublish(b);
+      pool_.unpublish(b, config_.reclaim == Reclaim::stream_ordered);
       ++evicted;
     }
     stats_.evicted_blocks += static_cast<std::uint64_t>(evicted);
@@ -415,11 +351,11 @@ class CacheCore {
       BlockId const b{i};
       if (!pool_.has(b, BlockWord::published)) continue;
       index_.erase(b);
-      pool_.unpublish(b);
+      pool_.unpublish(b, true);
     }
     ++epoch_;
     ++stats_.resets;
-    emit({.kind = CacheEvent::Kind::cleared});
+    events_.cleared();
   }
   [[nodiscard]] Stats stats() const noexcept {
     Stats s = stats_;
@@ -429,10 +365,10 @@ class CacheCore {
     s.used = pool_.num_used();
     s.quarantined = pool_.num_quarantined();
     s.retained = pool_.num_retained();
-    s.sequences = num_sequences();
-    s.pins = num_pins();
+    s.sequences = sequences_.num_alive();
+    s.pins = pins_.num_alive();
     for (std::int32_t r = 0; r < config_.max_sequences; ++r) {
-      if (!is_alive(r)) continue;
+      if (!sequences_.is_alive(r)) continue;
       std::int64_t const slots = std::int64_t{state(r).num_blocks} * shape_.tokens();
       s.owned_slots += slots;
       s.wasted_slots += slots - state(r).size;
@@ -468,18 +404,12 @@ class CacheCore {
     return n;
   }
   [[nodiscard]] TokenId token(std::int32_t r, std::int32_t position) const noexcept {
-    BlockId const b = tables_.row(r)[shape_.block(position)];
+    BlockId const b = sequences_.places(r)[shape_.block(position)];
     return index_.tokens(b)[shape_.offset(position)];
   }
 
  private:
-  struct Hit {
-    std::int32_t blocks = 0;  ///< full ones
-    std::int32_t idle = 0;    ///< of those, nobody's
-    std::int32_t tokens = 0;
-    PartialMatch partial;
-    HitEnd end = HitEnd::no_block;
-  };
+  using Lookup = PrefixLookup<Pool, Index>;
   /// What the write behind `size()` does to the block that holds the position.
   enum class Tail : std::uint8_t { none, untwin, copy, copy_or_unpublish };
   struct Growth {
@@ -506,16 +436,16 @@ class CacheCore {
     }
   };
 
-  SequenceState& at(std::int32_t r) noexcept { return states_[static_cast<std::size_t>(r)]; }
-  SequenceState& start(std::int32_t r, SequenceId id) noexcept {
-    free_rows_.pop_back();
-    SequenceState& s = at(r);
-    std::uint32_t const generation = s.generation + 1;
-    s = {};
-    s.generation = generation;
-    s.id = id.value();
-    s.epoch = epoch_;
-    return s;
+  static std::int32_t table_width(KvCacheConfig const& c) noexcept {
+    return std::min(blocks_for(c.max_sequence_tokens, c.block_tokens), c.num_blocks);
+  }
+  Lookup lookup() const noexcept { return {pool_, index_, shape_, config_.partial_hits}; }
+  SequenceState& at(std::int32_t r) noexcept { return sequences_.state(r); }
+  std::int32_t start(SequenceId id) noexcept {
+    std::int32_t const r = sequences_.start();
+    at(r).id = id.value();
+    at(r).epoch = epoch_;
+    return r;
   }
 
   [[nodiscard]] bool has_too_long_extra(PromptView const& prompt) const noexcept {
@@ -528,66 +458,6 @@ class CacheCore {
   static std::int32_t longest(PromptView const& prompt, OpenOptions const& o) noexcept {
     return std::max({prompt.num_tokens(), o.reserve, o.external_tokens});
   }
-  static std::int32_t positions(Hit const& hit, OpenOptions const& o) noexcept {
-    return std::max({hit.tokens, o.reserve, o.external_tokens});
-  }
-
-  /// The longest cached prefix that leaves the last token out, and why it ends.
-  template <class Sink>
-  Hit look_up(PromptView const& prompt, bool read, Sink&& sink) const {
-    Hit hit;
-    if (!read) {
-      hit.end = HitEnd::not_read;
-      return hit;
-    }
-    std::int32_t const last = std::max(prompt.num_tokens() - 1, 0);
-    std::int32_t const limit = shape_.block(last);
-    BlockId deepest;
-    // One block further than may be shared: tells a prompt that is cached to its end from others.
-    std::int32_t const found =
-        index_.walk(prompt, shape_.block(prompt.num_tokens()), [&](std::int32_t j, BlockId b) {
-          if (j >= limit) return;
-          sink(j, b);
-          hit.idle += pool_.is_idle(b) ? 1 : 0;
-          deepest = b;
-        });
-    hit.blocks = std::min(found, limit);
-    hit.tokens = hit.blocks * shape_.tokens();
-    if (config_.partial_hits && hit.tokens < last) {
-      auto const rest = prompt.tokens.subspan(static_cast<std::size_t>(hit.tokens),
-                                              static_cast<std::size_t>(last - hit.tokens));
-      hit.partial =
-          index_.find_partial(index_.identity(deepest), rest, prompt.extra_of(hit.blocks));
-      hit.tokens += hit.partial.num_tokens;
-    }
-    if (found > limit || hit.tokens == last) {
-      hit.end = HitEnd::last_token;
-    } else if (hit.blocks == 0 && prompt.num_tokens() >= shape_.tokens() &&
-               index_.has_root_under_other_keys(
-                   prompt.tokens.first(static_cast<std::size_t>(shape_.tokens())))) {
-      hit.end = HitEnd::salt_or_adapter;
-    }
-    return hit;
-  }
-
-  /// Blocks that opening with this hit takes. Gives the partial hit up if only that makes it fit.
-  std::int32_t fit(Hit& hit, OpenOptions const& options) const noexcept {
-    auto const needed = [&](Hit const& h) {
-      bool const revives_source = h.partial.num_tokens > 0 && pool_.is_idle(h.partial.block);
-      return shape_.blocks(positions(h, options)) - h.blocks + h.idle + (revives_source ? 1 : 0);
-    };
-    std::int32_t const with = needed(hit);
-    if (hit.partial.num_tokens == 0 || with <= pool_.num_available()) return with;
-    Hit aligned = hit;
-    aligned.tokens -= hit.partial.num_tokens;
-    aligned.partial = {};
-    aligned.end = HitEnd::capacity;
-    std::int32_t const without = needed(aligned);
-    if (without > pool_.num_available()) return with;
-    hit = aligned;
-    return without;
-  }
-
   void count_open(PromptView const& prompt, Hit const& hit, OpenOptions const& options,
                   SequenceState const& s) noexcept {
     auto const queried = static_cast<std::uint64_t>(prompt.num_tokens());
@@ -606,7 +476,7 @@ class CacheCore {
     SequenceState const& s = state(r);
     Growth g{shape_.blocks(s.size + n) - s.num_blocks, Tail::none};
     if (n == 0 || shape_.offset(s.size) == 0) return g;
-    std::uint32_t const w = pool_.word(tables_.row(r)[s.num_blocks - 1]);
+    std::uint32_t const w = pool_.word(sequences_.tail(r));
     if ((w & BlockWord::writable_mask) == 1) return g;
     if ((w & BlockWord::count_mask) > 1) {
       g.tail = Tail::copy;
@@ -633,7 +503,7 @@ class CacheCore {
       if (g.blocks > room) return Unexpected{Errc::no_free_blocks};
       if (g.blocks > pool_.num_available()) adopt_twins(r);
     }
-    if (g.tail == Tail::untwin) untwin(tables_.row(r)[s.num_blocks - 1], in_batch(r));
+    if (g.tail == Tail::untwin) untwin(sequences_.tail(r), in_batch(r));
     if (g.tail == Tail::copy || g.tail == Tail::copy_or_unpublish) copy_tail(r);
     std::int32_t const first = s.size;
     extend(r, first + n);
@@ -646,8 +516,9 @@ class CacheCore {
     s.size = size;
     std::int32_t const end = shape_.blocks(size);
     if (end == s.num_blocks) return;
-    pool_.allocate({tables_.row(r) + s.num_blocks, static_cast<std::size_t>(end - s.num_blocks)},
-                   OnEvict{*this});
+    pool_.allocate(
+        {sequences_.places(r) + s.num_blocks, static_cast<std::size_t>(end - s.num_blocks)},
+        OnEvict{*this});
     s.first_changed = std::min(s.first_changed, s.num_blocks);
     s.num_blocks = end;
   }
@@ -656,7 +527,7 @@ class CacheCore {
   void copy_tail(std::int32_t r) {
     SequenceState& s = at(r);
     std::int32_t const column = s.num_blocks - 1;
-    BlockId const old = tables_.row(r)[column];
+    BlockId const old = sequences_.places(r)[column];
     BlockCopy copy{old, {}, shape_.offset(s.size)};
     if (pool_.has(old, BlockWord::copy_target)) {  // a chain collapses to its first source
       BlockCopy const& earlier = copies_.into(old);
@@ -668,7 +539,7 @@ class CacheCore {
     std::copy_n(index_.tokens(old), copy.num_tokens, index_.tokens(copy.dst));
     plan_copy(copy);
     if (column > 0) keep_behind_children(r, column);
-    tables_.row(r)[column] = copy.dst;
+    sequences_.places(r)[column] = copy.dst;
     s.first_changed = std::min(s.first_changed, column);
     release_blocks(r, {&old, 1});
   }
@@ -689,9 +560,9 @@ class CacheCore {
   }
   /// No block is free for a copy and nobody else reads the published tail: it stops being findable.
   void write_in_place(std::int32_t r) {
-    BlockId const tail = tables_.row(r)[state(r).num_blocks - 1];
+    BlockId const tail = sequences_.tail(r);
     forget(tail);
-    pool_.unpublish(tail);
+    pool_.unpublish(tail, true);
     ++stats_.unpublished_blocks;
   }
 
@@ -699,10 +570,6 @@ class CacheCore {
 
   Ids ids_of(BlockId b) const noexcept {
     return {index_.tokens(b), static_cast<std::size_t>(shape_.tokens())};
-  }
-  std::span<std::byte const> extra_of(std::int32_t r, std::int32_t j) const noexcept {
-    auto const& extra = extra_[static_cast<std::size_t>(r)];
-    return extra != nullptr ? extra->block(j) : std::span<std::byte const>{};
   }
   void write_ids(std::int32_t r, std::int32_t first, Ids ids) {
     TokenId const* from = ids.data();
@@ -736,13 +603,13 @@ class CacheCore {
   bool fills_later(std::int32_t r) const noexcept {
     SequenceState const& s = state(r);
     if (shape_.offset(s.committed) == 0) return false;
-    return pool_.has(tables_.row(r)[shape_.block(s.committed)], BlockWord::copy_target);
+    return pool_.has(sequences_.places(r)[shape_.block(s.committed)], BlockWord::copy_target);
   }
 
   /// Blocks with final positions are no longer new, reported or not: zeroing would destroy them.
   void mark_written(std::int32_t r, std::int32_t n) noexcept {
     for (std::int32_t j = shape_.block(state(r).committed); j < shape_.blocks(n); ++j) {
-      pool_.clear(tables_.row(r)[j], BlockWord::fresh);
+      pool_.clear(sequences_.places(r)[j], BlockWord::fresh);
     }
   }
 
@@ -752,11 +619,11 @@ class CacheCore {
     return s.publishes && s.epoch == epoch_;
   }
   BlockId parent_of(std::int32_t r, std::int32_t j) const noexcept {
-    return j == 0 ? BlockId{} : canonical(tables_.row(r)[j - 1]);
+    return j == 0 ? BlockId{} : canonical(sequences_.places(r)[j - 1]);
   }
   void publish_block(std::int32_t r, std::int32_t j, BlockIdentity parent, Hash128 hash) {
-    BlockId const b = tables_.row(r)[j];
-    auto const extra = extra_of(r, j);
+    BlockId const b = sequences_.places(r)[j];
+    auto const extra = sequences_.extra_of(r, j);
     if (BlockId const first = index_.find(hash, parent, ids_of(b), extra); !first.is_null()) {
       meet_twin(r, j, first);
       return;
@@ -764,13 +631,13 @@ class CacheCore {
     index_.insert(b, hash, parent, extra);
     pool_.set(b, BlockWord::published);
     ++stats_.published_blocks;
-    if (config_.observer != nullptr) emit_stored(b);
+    events_.stored(index_, b, static_cast<std::size_t>(shape_.tokens()));
   }
 
   // twins ----------------------------------------------------------------------------------------
 
   void meet_twin(std::int32_t r, std::int32_t j, BlockId first) {
-    BlockId const b = tables_.row(r)[j];
+    BlockId const b = sequences_.places(r)[j];
     pool_.acquire(first);
     pool_.set(b, BlockWord::twin);
     twin_of_[static_cast<std::size_t>(b.value())] = first;
@@ -788,9 +655,9 @@ class CacheCore {
   /// The row takes the first of the content; the twin leaves by the gate of any released block.
   void adopt(std::int32_t r, std::int32_t j) {
     SequenceState& s = at(r);
-    BlockId const b = tables_.row(r)[j];
+    BlockId const b = sequences_.places(r)[j];
     pool_.share(twin_of(b));
-    tables_.row(r)[j] = twin_of(b);
+    sequences_.places(r)[j] = twin_of(b);
     s.first_changed = std::min(s.first_changed, j);
     ++stats_.adopted_blocks;
     release_blocks(r, {&b, 1});
@@ -808,7 +675,7 @@ class CacheCore {
   }
   void adopt_twins(std::int32_t r) {
     for (std::int32_t j = 0; j < shape_.block(state(r).size); ++j) {
-      if (adoptable(tables_.row(r)[j])) adopt(r, j);
+      if (adoptable(sequences_.places(r)[j])) adopt(r, j);
     }
   }
 
@@ -829,8 +696,8 @@ class CacheCore {
   /// A published block at column `keep` leaves the row. Its parent mustn't be evicted before it by
   /// a `Reuse::none`, so it counts as used by others; and while it waits, so do its ancestors.
   void keep_behind_children(std::int32_t r, std::int32_t keep) noexcept {
-    if (!pool_.has(tables_.row(r)[keep], BlockWord::published)) return;
-    pool_.set(tables_.row(r)[keep - 1], BlockWord::shared);
+    if (!pool_.has(sequences_.places(r)[keep], BlockWord::published)) return;
+    pool_.set(sequences_.places(r)[keep - 1], BlockWord::shared);
     at(r).left_children = true;
   }
   /// Releases the deepest run of blocks that nobody else ever used, so that they go before all idle
@@ -858,51 +725,22 @@ class CacheCore {
     pool_.flush();
   }
 
-  // events ---------------------------------------------------------------------------------------
-
   /// `b` stops being findable.
   void forget(BlockId b) {
-    if (config_.observer != nullptr) {
-      emit({.kind = CacheEvent::Kind::removed,
-            .block = b,
-            .generation = index_.generation(b),
-            .hash = index_.hash(b)});
-    }
+    events_.removed(index_, b);
     index_.erase(b);
-  }
-  void emit_stored(BlockId b) {
-    BlockIdentity const parent = index_.parent(b);
-    emit({.kind = CacheEvent::Kind::stored,
-          .block = b,
-          .generation = index_.generation(b),
-          .parent = parent.block,
-          .parent_generation = parent.generation,
-          .hash = index_.hash(b),
-          .parent_hash = index_.hash(parent.block),
-          .tokens = ids_of(b),
-          .extra_keys = index_.extra(b)});
-  }
-  void emit(CacheEvent event) {
-    if (config_.observer == nullptr) return;
-    event.number = next_event_++;
-    config_.observer->on_event(event);
   }
 
   KvCacheConfig config_;
   BlockShape shape_;
   Pool pool_;
   Index index_;
-  BlockTables tables_;
+  SequenceTable sequences_;
+  SequenceTable pins_;
   CopyPlan copies_;
   LazyArray<BlockId> twin_of_;
-  std::vector<SequenceState> states_;
-  std::vector<std::shared_ptr<ExtraKeyTable const>> extra_;
-  std::vector<std::int32_t> free_rows_;
-  BlockTables pin_tables_;
-  std::vector<std::int32_t> pin_blocks_;
-  std::vector<std::int32_t> free_pins_;
+  EventSource events_;
   std::uint32_t epoch_ = 0;
-  std::uint64_t next_event_ = 0;
   Stats stats_;
 };
 

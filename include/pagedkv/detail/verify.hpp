@@ -54,7 +54,7 @@ class Verifier {
 
   void count_references() {
     for (std::int32_t r = 0; r < core_.config().max_sequences; ++r) {
-      if (!core_.is_alive(r)) continue;
+      if (!core_.sequences().is_alive(r)) continue;
       ++alive_;
       auto const& s = core_.state(r);
       require(s.num_blocks == core_.shape().blocks(s.size), "a row's length fits its size()");
@@ -72,7 +72,7 @@ class Verifier {
       }
     }
     for (std::int32_t p = 0; p < core_.config().max_pins; ++p) {
-      for (BlockId const b : core_.pinned(p)) ++references_[at(b)];
+      for (BlockId const b : core_.pins().blocks(p)) ++references_[at(b)];
     }
     for (std::int32_t i = 0; i < pool_.num_blocks(); ++i) {
       BlockId const b{i};
@@ -165,7 +165,7 @@ class Verifier {
     }
   }
   void check_totals() {
-    require(alive_ == core_.num_sequences(), "live rows equal handed out handles");
+    require(alive_ == core_.sequences().num_alive(), "live rows equal handed out handles");
     require(retained_ == pool_.num_retained(), "retained blocks are counted");
     require(used_ == pool_.num_used(), "free + idle + used + quarantined + retained = all");
     require(published_ == core_.index().size(), "the index holds exactly the published blocks");

@@ -193,16 +193,13 @@ class BasicBlockPool {
     if (references(b) == 0) --num_retained_;
   }
 
-  /// A published block stops being findable; an idle one becomes free (deferred: after the open
-  /// step's tick). The caller has dropped it from the index.
-  void unpublish(BlockId b) noexcept {
-    if (is_idle(b)) {
-      eviction_.erase(b);
-      clear(b, BlockWord::published | BlockWord::shared);
-      deferred_ ? enlist(b, open_tick_) : place(b);
-    } else {
-      clear(b, BlockWord::published | BlockWord::leaves_first);
-    }
+  /// A published block stops being findable; an idle one becomes free, at once or after the open
+  /// step's tick. The caller has dropped it from the index.
+  void unpublish(BlockId b, bool at_once) noexcept {
+    if (!is_idle(b)) return clear(b, BlockWord::published | BlockWord::leaves_first);
+    eviction_.erase(b);
+    clear(b, BlockWord::published | BlockWord::shared);
+    at_once ? place(b) : enlist(b, open_tick_);
   }
 
   /// Closes the open step and returns its tick.

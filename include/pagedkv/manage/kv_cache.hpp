@@ -37,7 +37,7 @@ class BasicKvCache {
   BasicKvCache& operator=(BasicKvCache const&) = delete;
   /// Requires: no live `Sequence` or `Pin`.
   ~BasicKvCache() {
-    PAGEDKV_ASSERT(core_.num_sequences() == 0 && core_.num_pins() == 0,
+    PAGEDKV_ASSERT(core_.sequences().num_alive() == 0 && core_.pins().num_alive() == 0,
                    "~KvCache: destroy every Sequence and Pin first");
   }
 
@@ -135,7 +135,7 @@ class BasicKvCache {
   }
   [[nodiscard]] KvCacheConfig const& config() const noexcept { return core_.config(); }
   /// Columns of a block table row: enough for the longest sequence that the pool can hold.
-  [[nodiscard]] std::int32_t table_width() const noexcept { return core_.table_width(); }
+  [[nodiscard]] std::int32_t table_width() const noexcept { return core_.sequences().width(); }
 
   // ---- looking at a block: tools and tests ------------------------------------------------------
 

@@ -155,7 +155,9 @@ class BasicPin {
   [[nodiscard]] std::int32_t num_tokens() const noexcept {
     return static_cast<std::int32_t>(blocks().size()) * core_->shape().tokens();
   }
-  [[nodiscard]] std::span<BlockId const> blocks() const noexcept { return core_->pinned(place_); }
+  [[nodiscard]] std::span<BlockId const> blocks() const noexcept {
+    return core_->pins().blocks(place_);
+  }
 
  private:
   friend class BasicKvCache<Policy>;

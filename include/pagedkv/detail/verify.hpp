@@ -192,5 +192,13 @@ template <class Policy>
   return Verifier<Policy>(core).run();
 }
 
+/// After each verb at PAGEDKV_ASSERT_LEVEL 2, else nothing.
+template <class Policy>
+void check([[maybe_unused]] CacheCore<Policy> const& core) {
+#if PAGEDKV_ASSERT_LEVEL >= 2
+  if (VerifyReport const report = verify(core); !report) contract_broken(report.broken);
+#endif
+}
+
 }  // namespace detail
 PAGEDKV_NAMESPACE_END

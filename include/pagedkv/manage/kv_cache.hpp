@@ -103,23 +103,41 @@ class BasicKvCache {
 
   /// Each planned copy, exactly once: run them before the step's writes. Destinations are distinct
   /// and none is a source. Valid until the next non-const call. O(copies).
-  std::span<BlockCopy const> take_copies() { return core_.take_copies(); }
+  std::span<BlockCopy const> take_copies() {
+    auto const copies = core_.take_copies();
+    detail::check(core_);
+    return copies;
+  }
   /// Closes the open step once its work is enqueued; its commits may come later. O(1);
   /// stream_ordered: O(blocks that waited for it).
-  Tick end_step() { return core_.end_step(); }
+  Tick end_step() {
+    Tick const tick = core_.end_step();
+    detail::check(core_);
+    return tick;
+  }
   /// The device has finished every step up to `tick`. Requires: that step has ended. No effect
   /// under stream_ordered. O(blocks let go).
-  void reclaim(Tick tick) { core_.reclaim(tick); }
+  void reclaim(Tick tick) {
+    core_.reclaim(tick);
+    detail::check(core_);
+  }
   [[nodiscard]] Tick open_tick() const noexcept { return Tick{core_.pool().open_tick()}; }
 
   // ---- upkeep -----------------------------------------------------------------------------------
 
   /// Drops the content of these blocks; those that somebody owns are skipped. What hangs behind an
   /// evicted block can't be found any more and is left to LRU. Returns how many. O(blocks given).
-  std::int32_t evict(std::span<BlockId const> blocks) { return core_.evict(blocks); }
+  std::int32_t evict(std::span<BlockId const> blocks) {
+    std::int32_t const evicted = core_.evict(blocks);
+    detail::check(core_);
+    return evicted;
+  }
   /// Ends the epoch (e.g. new weights): nothing older is ever found again, and sequences opened
   /// before, and their forks, never publish. Keys stay valid. O(pool).
-  void reset() { core_.reset(); }
+  void reset() {
+    core_.reset();
+    detail::check(core_);
+  }
   /// A snapshot. O(max_sequences).
   [[nodiscard]] Stats stats() const noexcept { return core_.stats(); }
   /// Recounts everything from the tables. Allocates. O(pool + tables).
@@ -161,6 +179,7 @@ class BasicKvCache {
     return key.view();
   }
   Result<SequenceType> handle(Result<std::int32_t> const& row) {
+    detail::check(core_);
     if (!row) return Unexpected{row.error()};
     return Result<SequenceType>{SequenceType{&core_, *row}};
   }

@@ -8,6 +8,7 @@
 #include <utility>
 
 #include <pagedkv/detail/cache_core.hpp>
+#include <pagedkv/detail/verify.hpp>
 #include <pagedkv/fwd.hpp>
 
 PAGEDKV_NAMESPACE_BEGIN
@@ -62,13 +63,16 @@ class BasicSequence {
   /// Effects: new blocks; may evict idle ones; may plan a copy of a shared or published tail;
   /// adopts own twins before it would fail. Returns the new positions. Errors: never_fits,
   /// no_free_blocks. Complexity: O(new blocks).
-  Result<TokenRange> reserve(std::int32_t n) { return core().reserve(row_, n); }
+  Result<TokenRange> reserve(std::int32_t n) { return checked(core().reserve(row_, n)); }
   /// Names the tokens of reserved positions. Requires: first >= committed(), all below size().
   void set_tokens(std::int32_t first, std::span<TokenId const> ids) {
     core().set_tokens(row_, first, ids);
+    detail::check(*core_);
   }
   /// `reserve` and `set_tokens` in one.
-  Result<TokenRange> append(std::span<TokenId const> ids) { return core().append(row_, ids); }
+  Result<TokenRange> append(std::span<TokenId const> ids) {
+    return checked(core().append(row_, ids));
+  }
   /// Whether `reserve(n)` would succeed now. The same formula. O(1), with own twins O(blocks).
   [[nodiscard]] bool would_fit(std::int32_t n) const { return core().would_fit(row_, n); }
   /// Blocks that `reserve(n)` takes: new ones, and one for a copy.
@@ -90,16 +94,22 @@ class BasicSequence {
   /// enqueued. Full blocks below n become findable; a block whose content is findable already
   /// becomes a twin. No effect for n <= committed(). Requires: n <= size(), ids known, copies
   /// taken. Complexity: O(new full blocks).
-  void commit(std::int32_t n) { core().commit(row_, n); }
+  void commit(std::int32_t n) {
+    core().commit(row_, n);
+    detail::check(*core_);
+  }
   /// Forgets positions from n on. n may lie below `committed()`. Whole blocks behind n are
   /// released, published ones stay findable; a published block cut in the middle is copied at the
   /// next write. Requires: n <= size(). Complexity: O(dropped blocks).
-  void truncate(std::int32_t n) { core().truncate(row_, n); }
+  void truncate(std::int32_t n) {
+    core().truncate(row_, n);
+    detail::check(*core_);
+  }
   /// A second sequence with the same content that shares every block. The first divergent append of
   /// either copies the tail block only. Errors: uncommitted (`committed() != size()`),
   /// no_free_sequences. Complexity: O(blocks), about a nanosecond each.
   Result<BasicSequence> fork(SequenceId id) {
-    auto const child = core().fork(row_, id);
+    auto const child = checked(core().fork(row_, id));
     if (!child) return Unexpected{child.error()};
     return Result<BasicSequence>{BasicSequence{core_, *child}};
   }
@@ -122,8 +132,15 @@ class BasicSequence {
     return *core_;
   }
   detail::SequenceState const& state() const { return core().state(row_); }
+  template <class T>
+  Result<T> checked(Result<T> const& result) const {
+    detail::check(*core_);
+    return result;
+  }
   void release(Reuse reuse) {
-    if (core_ != nullptr) std::exchange(core_, nullptr)->close(row_, reuse);
+    if (core_ == nullptr) return;
+    core_->close(row_, reuse);
+    detail::check(*std::exchange(core_, nullptr));
   }
 
   Core* core_;
@@ -164,7 +181,9 @@ class BasicPin {
 
   BasicPin(Core* core, std::int32_t place) noexcept : core_(core), place_(place) {}
   void release() {
-    if (core_ != nullptr) std::exchange(core_, nullptr)->unpin(place_);
+    if (core_ == nullptr) return;
+    core_->unpin(place_);
+    detail::check(*std::exchange(core_, nullptr));
   }
 
   Core* core_;

@@ -546,6 +546,7 @@ class CacheCore {
   void hold_source(BlockId src) {
     pool_.hold(src);
     pool_.set(src, BlockWord::shared);
+    pool_.clear(src, BlockWord::leaves_first);
   }
   void plan_copy(BlockCopy const& copy) {
     copies_.add(copy);
@@ -700,13 +701,13 @@ class CacheCore {
     pool_.set(sequences_.places(r)[keep - 1], BlockWord::shared);
     at(r).left_children = true;
   }
-  /// Releases the deepest run of blocks that nobody else ever used, so that they go before all idle
-  /// ones, deepest first; returns how many columns remain.
+  /// Releases the deepest run of blocks that nobody else ever used and no copy holds, so that they
+  /// go before all idle ones, deepest first; returns how many columns remain.
   std::size_t release_unwanted(std::int32_t r) {
     auto const blocks = row(r);
     std::size_t end = blocks.size();
     while (end > 0 && (pool_.word(blocks[end - 1]) & BlockWord::writable_mask) == 1) --end;
-    constexpr auto mask = BlockWord::writable_mask | BlockWord::shared;
+    constexpr auto mask = BlockWord::writable_mask | BlockWord::shared | BlockWord::held;
     std::size_t first = end;
     while (first > 0 && (pool_.word(blocks[first - 1]) & mask) == (BlockWord::published | 1)) {
       --first;

@@ -135,7 +135,7 @@ class Verifier {
             "a block is held once for each end of a copy", b);
     require(core_.index().is_published(b) == ((w & BlockWord::published) != 0),
             "pool and index agree on what is findable", b);
-    std::uint32_t const place = owned || held                     ? 0
+    std::uint32_t const place = owned                             ? 0
                                 : waiting                         ? 10000
                                 : (w & BlockWord::published) != 0 ? 100
                                                                   : 1;

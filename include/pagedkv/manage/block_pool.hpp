@@ -29,9 +29,10 @@
 
 PAGEDKV_NAMESPACE_BEGIN
 
-/// The state word of a block: 24 bits of references, then flags.
+/// The state word of a block: 23 bits of references, then flags.
 struct BlockWord {
-  static constexpr std::uint32_t count_mask = 0x00FF'FFFF;
+  static constexpr std::uint32_t count_mask = 0x007F'FFFF;
+  static constexpr std::uint32_t listed = 1U << 23;        ///< stands in the list of new blocks
   static constexpr std::uint32_t leaves_first = 1U << 24;  ///< nobody comes back (Reuse::none)
   static constexpr std::uint32_t waiting = 1U << 25;       ///< released; not yet free or idle
   static constexpr std::uint32_t copy_target = 1U << 26;   ///< an untaken copy will fill it
@@ -233,15 +234,15 @@ class BasicBlockPool {
   void track_fresh() {
     if (fresh_.size() == 0) fresh_ = detail::LazyArray<BlockId>(words_.size());
   }
+  /// At least as many as `take_fresh` would report.
   [[nodiscard]] std::int32_t num_fresh() const noexcept { return num_fresh_; }
-  /// Calls `report(b)` once for each block allocated since the last call that is still marked.
+  /// Calls `report(b)` once for each block allocated since the last call that is still new.
   template <class Report>
   void take_fresh(Report&& report) {
     for (std::int32_t i = 0; i < num_fresh_; ++i) {
       BlockId const b = fresh_[static_cast<std::size_t>(i)];
-      if (!has(b, BlockWord::fresh)) continue;
-      clear(b, BlockWord::fresh);
-      report(b);
+      if (has(b, BlockWord::fresh)) report(b);
+      clear(b, BlockWord::listed | BlockWord::fresh);
     }
     num_fresh_ = 0;
   }
@@ -264,23 +265,12 @@ class BasicBlockPool {
 
   void take(BlockId b) noexcept {
     std::uint32_t& w = words_[at(b)];
-    if (fresh_.size() != 0 && (w & BlockWord::fresh) == 0) {
-      w |= BlockWord::fresh;
-      push_fresh(b);
+    if (fresh_.size() == 0) {
+      w = 1;
+      return;
     }
-    w = (w & BlockWord::fresh) | 1;
-  }
-  void push_fresh(BlockId b) noexcept {
-    // Full only when marks were cleared without a report: forget those.
-    if (num_fresh_ == num_blocks_) {
-      std::int32_t kept = 0;
-      for (std::int32_t i = 0; i < num_fresh_; ++i) {
-        BlockId const old = fresh_[static_cast<std::size_t>(i)];
-        if (has(old, BlockWord::fresh) && old != b) fresh_[static_cast<std::size_t>(kept++)] = old;
-      }
-      num_fresh_ = kept;
-    }
-    fresh_[static_cast<std::size_t>(num_fresh_++)] = b;
+    if ((w & BlockWord::listed) == 0) fresh_[static_cast<std::size_t>(num_fresh_++)] = b;
+    w = BlockWord::listed | BlockWord::fresh | 1;
   }
 
   template <class Listener>
@@ -344,7 +334,7 @@ class BasicBlockPool {
   void place(BlockId b) noexcept {
     std::uint32_t& w = words_[at(b)];
     if ((w & BlockWord::published) == 0) {
-      w &= BlockWord::fresh;
+      w &= BlockWord::listed;
       free_[static_cast<std::size_t>(num_free_++)] = b;
     } else if ((w & BlockWord::leaves_first) == 0) {
       eviction_.push_back(b);

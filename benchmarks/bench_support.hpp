@@ -1,0 +1,182 @@
+// SPDX-License-Identifier: Apache-2.0
+/// \file
+/// What the benchmarks of the manager share: time, checks, prompts, and a pool in no order.
+#pragma once
+
+#include <benchmark/benchmark.h>
+
+#include <algorithm>
+#include <chrono>
+#include <cstddef>
+#include <cstdint>
+#include <ctime>
+#include <random>
+#include <span>
+#include <vector>
+
+#include <pagedkv/pagedkv.hpp>
+
+namespace bench {
+
+namespace kv = pagedkv;
+
+inline constexpr std::int32_t block_tokens = 16;
+inline constexpr std::int32_t long_prompt_tokens = 32768;
+inline constexpr std::int32_t long_prompt_blocks = long_prompt_tokens / block_tokens;
+
+/// Time of this thread between start and stop, summed: on a busy machine, waiting for the core
+/// doesn't count. The counters come from it and not from the library's own time, so that what is
+/// prepared between iterations can be left out without changing the benchmarks' names.
+class Stopwatch {
+ public:
+  void start() noexcept { started_ = now(); }
+  void stop() noexcept { total_ += now() - started_; }
+  [[nodiscard]] double nanoseconds() const noexcept { return static_cast<double>(total_); }
+
+ private:
+  static std::int64_t now() noexcept {
+#if defined(CLOCK_THREAD_CPUTIME_ID)
+    timespec t{};
+    clock_gettime(CLOCK_THREAD_CPUTIME_ID, &t);
+    return std::int64_t{t.tv_sec} * 1'000'000'000 + t.tv_nsec;
+#else
+    auto const t = std::chrono::steady_clock::now().time_since_epoch();
+    return std::chrono::duration_cast<std::chrono::nanoseconds>(t).count();
+#endif
+  }
+
+  std::int64_t started_ = 0;
+  std::int64_t total_ = 0;
+};
+
+/// A benchmark that computed something else is no benchmark: it is reported as an error, and the
+/// program's exit status says so.
+class Checks {
+ public:
+  explicit Checks(benchmark::State& state) : state_(state) {}
+  Checks(Checks const&) = delete;
+  Checks& operator=(Checks const&) = delete;
+  ~Checks() {
+    if (broken_ == nullptr) return;
+    any_broken() = true;
+    state_.SkipWithError(broken_);
+  }
+  void require(bool ok, char const* rule) noexcept {
+    if (!ok && broken_ == nullptr) broken_ = rule;
+  }
+  static bool& any_broken() noexcept {
+    static bool broken = false;
+    return broken;
+  }
+
+ private:
+  benchmark::State& state_;
+  char const* broken_ = nullptr;
+};
+
+/// `items` were done in each iteration.
+inline void count_ns(benchmark::State& state, char const* name, Stopwatch const& watch,
+                     std::int64_t items) {
+  auto const all = static_cast<double>(state.iterations()) * static_cast<double>(items);
+  state.counters[name] = watch.nanoseconds() / all;
+}
+inline void count_tokens(benchmark::State& state, Stopwatch const& watch, std::int64_t tokens) {
+  auto const all = static_cast<double>(state.iterations()) * static_cast<double>(tokens);
+  state.counters["tokens_per_second"] = all / (watch.nanoseconds() * 1e-9);
+}
+
+/// Times every iteration as a whole.
+template <class Body>
+void time_all(benchmark::State& state, Stopwatch& watch, Body&& body) {
+  watch.start();
+  for (auto _ : state) body();
+  watch.stop();
+}
+/// Times `body` and not `prepare`.
+template <class Prepare, class Body>
+void time_prepared(benchmark::State& state, Stopwatch& watch, Prepare&& prepare, Body&& body) {
+  for (auto _ : state) {
+    state.PauseTiming();
+    prepare();
+    state.ResumeTiming();
+    watch.start();
+    body();
+    watch.stop();
+  }
+}
+
+/// Prompt `number` of a family in which no two have a token in common at any place.
+/// Requires: number < 2^20.
+class Prompts {
+ public:
+  explicit Prompts(std::int32_t num_tokens) : base_(static_cast<std::size_t>(num_tokens)) {
+    std::mt19937 random(7);
+    for (kv::TokenId& t : base_) t = static_cast<kv::TokenId>(random() >> 12);
+  }
+  void write(std::int32_t number, std::span<kv::TokenId> out) const {
+    for (std::size_t i = 0; i < out.size(); ++i) out[i] = base_[i] ^ number;
+  }
+  [[nodiscard]] std::vector<kv::TokenId> make(std::int32_t number) const {
+    std::vector<kv::TokenId> prompt(base_.size());
+    write(number, prompt);
+    return prompt;
+  }
+
+ private:
+  std::vector<kv::TokenId> base_;
+};
+
+/// A new prompt is computed: all its tokens get positions, then they are final.
+template <class Cache>
+auto prefill(Cache& cache, std::int32_t id, std::span<kv::TokenId const> prompt) {
+  auto seq = cache.open(kv::SequenceId{static_cast<std::uint64_t>(id)}, prompt,
+                        {.reserve = static_cast<std::int32_t>(prompt.size())});
+  if (seq) seq->commit(static_cast<std::int32_t>(prompt.size()));
+  return seq;
+}
+
+/// How many sequences `shuffle_free_blocks` needs.
+inline std::int32_t shuffling_sequences(std::int32_t num_blocks) {
+  return std::max(64, num_blocks / 512);
+}
+
+/// Leaves all blocks free, in random order, as in a pool that has been in use for a while: many
+/// sequences grow and shrink block by block in random turns. Requires: all blocks are free.
+template <class Cache>
+void shuffle_free_blocks(Cache& cache, std::int32_t num_blocks) {
+  std::mt19937 random(11);
+  auto const some = [&](std::size_t n) { return random() % n; };
+  for (int pass = 0; pass < 2; ++pass) {
+    std::vector<typename Cache::SequenceType> sequences;
+    for (std::int32_t i = 0; i < shuffling_sequences(num_blocks); ++i) {
+      auto seq = cache.open(kv::SequenceId{0}, std::span<kv::TokenId const>{});
+      sequences.push_back(std::move(*seq));
+    }
+    for (std::int32_t i = 0; i < num_blocks; ++i) {
+      (void)sequences[some(sequences.size())].reserve(block_tokens);
+    }
+    while (!sequences.empty()) {
+      auto& seq = sequences[some(sequences.size())];
+      if (seq.size() > 0) {
+        seq.truncate(seq.size() - block_tokens);
+      } else {
+        std::swap(seq, sequences.back());
+        sequences.pop_back();
+      }
+    }
+    cache.end_step();
+  }
+}
+
+/// Whether a row of blocks is scattered: hardly any block stands behind its neighbour.
+template <class Blocks>
+bool is_scattered(Blocks const& blocks) {
+  std::size_t neighbours = 0;
+  for (std::size_t j = 1; j < blocks.size(); ++j) {
+    std::int32_t const distance = blocks[j].value() - blocks[j - 1].value();
+    neighbours += distance >= -2 && distance <= 2 ? 1U : 0U;
+  }
+  return neighbours * 20 < blocks.size();
+}
+
+}  // namespace bench

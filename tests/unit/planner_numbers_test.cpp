@@ -134,7 +134,7 @@ class Engine {
       }
       step();
       if (++steps > 20'000) return "no end";
-      if (delay_ == 0 && steps % 16 == 0 && !cache_.verify()) return cache_.verify().broken;
+      if (steps % 16 == 0 && !cache_.verify()) return cache_.verify().broken;
     }
     for (Int i = 0; i <= delay_; ++i) end_step();
     if (error_.empty() && cache_.available_blocks() != 24) return "a leak";

@@ -1,28 +1,40 @@
 // SPDX-License-Identifier: Apache-2.0
 // The rules are those of docs/design/step-planner.md; a rule's tag stands in brackets there and
-// here. Which change to the planner turns which test red:
+// here. Bugs that were put into the planner, one at a time, and a test that each turned red (most
+// turn the random states or the workloads of step_planner_progress_test.cpp red as well):
 //
-//   [order]       serve all requests in one pass             "decodes run before prefills"
-//   [budget]      drop max_prefill_tokens                    "a long prompt is capped"
-//   [budget]      count only admitted in may_admit           "no more requests run than allowed"
-//   [whole]       schedule what fits of a prompt             "without chunked prefill a prompt ..."
-//   [whole]       never call give_step_to_starved            "a whole prompt gets its step ..."
-//   [demand]      forget the copy, or the idle hits          "a plan's blocks are those ..."
-//   [admission]   don't subtract unfinished prompts          "an admission leaves the blocks ..."
-//   [admission]   watermark always, or never                 "the watermark ..."
-//   [admission]   admit in a step that preempts              "nobody is admitted when ..."
-//   [overtaking]  stop at the first that doesn't fit         "a small request passes ..."
-//   [overtaking]  ignore max_overtaking                      "a large request is passed at most
-//   ..." [shrink]      preempt before shrinking                   "a prefill shrinks ..."
-//   [incoming]    need > available_ in find_room             "incoming blocks are waited for"
-//   [incoming]    don't subtract the promise                 "incoming blocks are promised once"
-//   [victim]      latest arrival instead of cost             "the victim is the cheapest ..."
-//   [victim]      no feasibility test                        "nobody is preempted in vain"
-//   [victim]      scheduled requests eligible                "a request that runs is never ..."
-//   [never]       blocks only, or waiting only               "what can never fit is told at once"
-//   [progress]    no preempt_to_find_out                     "requests that only share ..."
-//   [progress]    the first may be that victim               the same
-//   [cost]        ask for all costs at once                  "costs are asked for only when ..."
+//   [order]      one pass over all running requests      "decodes run before prefills, ..."
+//   [budget]     no max_prefill_tokens, in either place  "a long prompt is capped in each step"
+//   [budget]     count only the admitted                 "no more requests run than allowed"
+//   [whole]      admit a part of a prompt                "... a prompt runs whole or not at all"
+//   [whole]      a long prompt never runs                "... longer than the budget runs alone"
+//   [whole]      no give_step_to_starved                 "a whole prompt gets its step ..."
+//   [demand]     leave out the copy, or idle hits        "a plan's blocks are those ..."
+//   [demand]     never waive a copy                      "a published tail with one owner ..."
+//   [demand]     don't count own twins                   "adopting its own twins ..."
+//   [demand]     forget what is owed (owed_, settle)     "every plan for a random state ..."
+//   [demand]     no max_sequence_tokens                  "nothing is reserved beyond ..."
+//   [admission]  don't subtract unfinished prompts       "an admission leaves the blocks alone ..."
+//   [admission]  admit by a prompt's first part          "every plan for a random state ..."
+//   [admission]  watermark never, or always              "the watermark counts only ..."
+//   [admission]  admit beside a preemption               "nobody is admitted when ..."
+//   [overtaking] the first that doesn't fit stops all    "a small request passes a large one ..."
+//   [overtaking] no limit; forget earlier steps          "a large request is passed at most ..."
+//   [overtaking] stop the queue even for pins            "... stops nobody for ever"
+//   [overtaking] don't tell who was passed               "a small request passes a large one ..."
+//   [shrink]     all tokens or none; lookahead or none   "a prefill / a decode ... before ..."
+//   [incoming]   don't wait for incoming blocks          "incoming blocks are waited for, ..."
+//   [incoming]   promise one block twice                 "incoming blocks are promised once"
+//   [victim]     latest, or dearest, or first of a tie   "the victim is the cheapest ..."
+//   [victim]     one that frees nothing                  "the victim is the cheapest ..."
+//   [victim]     the request being served                "the request being served is no victim"
+//   [victim]     one that runs in this step              "every plan for a random state ..."
+//   [victim]     preempt though it can't help            "nobody is preempted in vain"
+//   [never]      forget tokens, or running requests      "what can never fit is told at once"
+//   [never]      don't wait for the blocks of the ended  "the blocks of a request that must ..."
+//   [progress]   no preempt_to_find_out; take the first  "requests that only share blocks ..."
+//   [cost]       ask for costs, or look at the queue,    "costs are asked for only when ..."
+//                when it can't matter
 #include <pagedkv/step/step_planner.hpp>
 
 #include <algorithm>
@@ -317,6 +329,16 @@ TEST_CASE("nobody is admitted when somebody was preempted or found no block", "[
       planner.plan(pool_of(20, 0, 1), Running{decode(8), decode(47)}, Waiting{waits(1)});
   CHECK(list(waiting.stalled) == Ints{0});
   CHECK(waiting.admitted.empty());
+  // One block is there and request 0 needs two; nobody takes the one.
+  RunningRequest copying = decode(8);
+  copying.tail_copy = TailCopy::always;
+  auto const short_of_one =
+      planner.plan(pool_of(20, 1), Running{copying, prefill(6, 6)}, Waiting{waits(4)});
+  CHECK(list(short_of_one.preempted) == Ints{1});
+  CHECK(short_of_one.admitted.empty());
+  auto const alone = planner.plan(pool_of(20, 1), Running{copying}, Waiting{waits(4)});
+  CHECK(list(alone.stalled) == Ints{0});
+  CHECK(alone.admitted.empty());
 }
 
 TEST_CASE("a small request passes a large one that doesn't fit now", "[overtaking]") {
@@ -447,6 +469,13 @@ TEST_CASE("incoming blocks are promised once", "[incoming]") {
   CHECK(list(plan.preempted) == Ints{2});
   CHECK(indices(plan.running) == Ints{1});
   CHECK(planner.plan(pool_of(20, 0, 2), running, {}).preempted.empty());
+  // A promise can be in part of what is available: request 0 needs two blocks and waits for one.
+  RunningRequest copying = decode(8);
+  copying.tail_copy = TailCopy::always;
+  auto const part = planner.plan(pool_of(20, 1, 1), Running{copying, decode(12), decode(6)}, {});
+  CHECK(list(part.stalled) == Ints{0});
+  CHECK(list(part.preempted) == Ints{2});
+  CHECK(indices(part.running) == Ints{1});
 }
 
 TEST_CASE("with deferred reclaim a victim's blocks are waited for", "[incoming]") {
@@ -599,6 +628,10 @@ TEST_CASE("costs are asked for only when they matter, and once", "[cost]") {
   (void)planner.plan(pool_of(60, 2), running, waiting, quiet);
   CHECK(quiet.preemption_asked == std::vector<int>(8, 0));
   CHECK(quiet.admission_asked == std::vector<int>{1, 1, 1, 0, 0, 0, 0, 0});
+  Details patient{running, waiting};
+  (void)planner.plan(pool_of(60, 0, 1), running, waiting, patient);
+  CHECK(patient.preemption_asked == std::vector<int>(8, 0));
+  CHECK(patient.admission_asked == std::vector<int>(8, 0));  // somebody found no block
   Details pressed{running, waiting};
   auto const plan = planner.plan(pool_of(60, 0), running, waiting, pressed);
   CHECK(list(plan.preempted) == Ints{1});

@@ -134,7 +134,7 @@ class StepPlanner {
   void note_passed();
 
   [[nodiscard]] std::int64_t room_for_admissions() const;
-  [[nodiscard]] bool too_large(Int tokens) const noexcept;
+  [[nodiscard]] bool too_large(Int tokens) const noexcept { return tokens > largest_; }
   [[nodiscard]] bool nothing_scheduled() const noexcept {
     return scheduled_.empty() && admitted_.empty();
   }
@@ -171,6 +171,7 @@ class StepPlanner {
   std::int64_t available_ = 0;  // blocks to be had now
   std::int64_t incoming_ = 0;   // blocks on their way back and promised to nobody
   std::int64_t watermark_ = 0;
+  Int largest_ = 0;            // tokens that one request can have
   bool any_incoming_ = false;  // waiting may help
   // Blocks that scheduled requests do without as long as none is available: twins to adopt, a copy
   // to waive. Preemptions come first when a plan is applied, and then they take those blocks.
@@ -248,7 +249,9 @@ StepPlan StepPlanner::plan(PoolNumbers const& pool, std::span<RunningRequest con
   for (Int i = 0; i < num_running(); ++i) {
     if (!is_decode(this->running(i))) serve(i, details);
   }
-  if (preempted_.empty() && stalled_.empty()) admit_from_queue(details);
+  if (preempted_.empty() && stalled_.empty() && !waiting_.empty() && may_admit()) {
+    admit_from_queue(details);
+  }
   if (nothing_scheduled() && !any_incoming_ && preempted_.empty() && running_never_fits_.empty()) {
     preempt_to_find_out(details);
   }
@@ -271,6 +274,7 @@ inline void StepPlanner::begin(PoolNumbers const& pool, std::span<RunningRequest
   incoming_ = pool.incoming_blocks;
   any_incoming_ = pool.incoming_blocks > 0;
   owed_ = 0;
+  largest_ = cap_tokens(std::int64_t{pool.num_blocks} * pool.block_tokens);
   watermark_ =
       std::max(static_cast<Int>(limits_.watermark * pool.num_blocks), limits_.watermark_blocks);
   states_.assign(running.size(), State::open);
@@ -331,10 +335,6 @@ inline StepPlan StepPlanner::finish() {
 }
 
 // Running requests.
-
-inline bool StepPlanner::too_large(Int tokens) const noexcept {
-  return blocks_for(tokens, pool_.block_tokens) > pool_.num_blocks || cap_tokens(tokens) < tokens;
-}
 
 template <class Details>
 void StepPlanner::end_what_never_fits(Details& details) {

@@ -10,6 +10,7 @@
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
+#include <cstring>
 #include <memory>
 #include <span>
 #include <utility>
@@ -39,6 +40,7 @@ class CacheCore {
   using Pool = BasicBlockPool<typename Policy::Eviction>;
   using Index = BasicPrefixIndex<typename Policy::Hash>;
   using Ids = std::span<TokenId const>;
+  using Bytes = std::span<std::byte const>;
 
   explicit CacheCore(KvCacheConfig const& config)
       : config_((validate(config), config)),
@@ -210,19 +212,24 @@ class CacheCore {
     constexpr std::int32_t window = 16;
     Hash128 hashes[window];
     BlockId const* const blocks = sequences_.places(r);
-    std::int32_t hashed = s.published_blocks;
-    Hash128 chain = index_.hash(parent_of(r, hashed));
-    while (s.published_blocks < end) {
-      for (; hashed < std::min(end, s.published_blocks + window); ++hashed) {
-        chain = index_.chained(chain, ids_of(blocks[hashed]), sequences_.extra_of(r, hashed));
+    ExtraKeyTable const* const keys = sequences_.extra(r).get();
+    auto const extra_of = [&](std::int32_t j) {
+      return keys != nullptr ? keys->block(j) : Bytes{};
+    };
+    std::int32_t done = s.published_blocks;
+    BlockIdentity parent = index_.identity(parent_of(r, done));
+    Hash128 chain = index_.hash(parent.block);
+    for (std::int32_t hashed = done; done < end;) {
+      for (std::int32_t const stop = std::min(end, done + window); hashed < stop; ++hashed) {
+        chain = index_.chained(chain, ids_of(blocks[hashed]), extra_of(hashed));
         hashes[hashed % window] = chain;
         index_.prefetch(chain);
       }
-      for (; s.published_blocks < hashed; ++s.published_blocks) {
-        std::int32_t const j = s.published_blocks;
-        publish_block(r, j, index_.identity(parent_of(r, j)), hashes[j % window]);
+      for (; done < hashed; ++done) {
+        parent = publish_block(r, done, parent, hashes[done % window], extra_of(done));
       }
     }
+    s.published_blocks = end;
   }
   /// The hash of the next block that `publish` deals with; prefetches its bucket.
   [[nodiscard]] Hash128 next_hash(std::int32_t r) const {
@@ -238,7 +245,8 @@ class CacheCore {
   void publish_next(std::int32_t r, Hash128 hash) {
     SequenceState& s = at(r);
     std::int32_t const j = s.published_blocks++;
-    if (may_publish(s)) publish_block(r, j, index_.identity(parent_of(r, j)), hash);
+    if (!may_publish(s)) return;
+    publish_block(r, j, index_.identity(parent_of(r, j)), hash, sequences_.extra_of(r, j));
   }
 
   // ---- shrinking, forking, leaving --------------------------------------------------------------
@@ -576,7 +584,12 @@ class CacheCore {
     TokenId const* from = ids.data();
     for_each_piece(shape_, row(r), {first, static_cast<std::int32_t>(ids.size())},
                    [&](BlockId b, std::int32_t offset, std::int32_t count) {
-                     std::copy_n(from, count, index_.tokens(b) + offset);
+                     TokenId* const to = index_.tokens(b) + offset;
+                     if (count == 16) {  // a constant length is a few moves, not a call
+                       std::memcpy(to, from, 16 * sizeof(TokenId));
+                     } else {
+                       std::memcpy(to, from, static_cast<std::size_t>(count) * sizeof(TokenId));
+                     }
                      from += count;
                    });
   }
@@ -622,17 +635,19 @@ class CacheCore {
   BlockId parent_of(std::int32_t r, std::int32_t j) const noexcept {
     return j == 0 ? BlockId{} : canonical(sequences_.places(r)[j - 1]);
   }
-  void publish_block(std::int32_t r, std::int32_t j, BlockIdentity parent, Hash128 hash) {
+  /// Returns what is findable with the content of the row's block j: itself or its first twin.
+  BlockIdentity publish_block(std::int32_t r, std::int32_t j, BlockIdentity parent, Hash128 hash,
+                              Bytes extra) {
     BlockId const b = sequences_.places(r)[j];
-    auto const extra = sequences_.extra_of(r, j);
-    if (BlockId const first = index_.find(hash, parent, ids_of(b), extra); !first.is_null()) {
+    BlockId const first = index_.publish(b, hash, parent, extra);
+    if (!first.is_null()) {
       meet_twin(r, j, first);
-      return;
+      return index_.identity(first);
     }
-    index_.insert(b, hash, parent, extra);
     pool_.set(b, BlockWord::published);
     ++stats_.published_blocks;
     events_.stored(index_, b, static_cast<std::size_t>(shape_.tokens()));
+    return index_.identity(b);
   }
 
   // twins ----------------------------------------------------------------------------------------
@@ -690,7 +705,9 @@ class CacheCore {
     bool const wait = in_batch(r);
     if (wait) pool_.note_batched_release();
     if (state(r).left_children && pool_.num_incoming() != 0) {
-      for (BlockId const b : blocks) pool_.set(b, BlockWord::shared);
+      for (BlockId const b : blocks) {
+        if (pool_.has(b, BlockWord::published)) pool_.set(b, BlockWord::shared);
+      }
     }
     pool_.release(blocks, wait, OnLastReference{*this, wait});
   }

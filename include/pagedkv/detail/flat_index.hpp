@@ -63,6 +63,17 @@ class FlatIndex {
     return -1;
   }
 
+  /// The first id under `hash` that `match(id)` accepts; if there is none, `id` is inserted and -1
+  /// returned. Requires: fewer than `capacity` elements.
+  template <class Match>
+  std::int32_t find_or_insert(Hash128 hash, std::int32_t id, Match&& match) {
+    Bucket const& home = buckets_[hash.low & mask_];
+    if (home.overflow != 0 || equal_tags(home, tag_of(hash)) != 0) {
+      if (std::int32_t const found = find(hash, match); found >= 0) return found;
+    }
+    insert(hash, id);
+    return -1;
+  }
   /// Requires: fewer than `capacity` elements.
   void insert(Hash128 hash, std::int32_t id) noexcept {
     std::uint8_t const tag = tag_of(hash);

@@ -6,6 +6,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <span>
 
 #include <pagedkv/detail/lazy_array.hpp>
 #include <pagedkv/version.hpp>
@@ -36,6 +37,28 @@ class IndexList {
     (tail_ >= 0 ? links[tail_].next : head_) = id;
     tail_ = id;
     ++size_;
+  }
+  /// Many strong ids, in order.
+  template <class L, class Id>
+  void push_back(L* links, std::span<Id const> ids) noexcept {
+    std::int32_t tail = tail_;
+    for (Id const& strong : ids) {
+      std::int32_t const id = strong.value();
+      links[id].prev = tail;
+      (tail >= 0 ? links[tail].next : head_) = id;
+      tail = id;
+    }
+    if (ids.empty()) return;
+    links[tail].next = -1;
+    tail_ = tail;
+    size_ += static_cast<std::int32_t>(ids.size());
+  }
+  /// The first n elements leave; `head` is the one after them, or -1.
+  template <class L>
+  void drop_front(L* links, std::int32_t head, std::int32_t n) noexcept {
+    head_ = head;
+    (head >= 0 ? links[head].prev : tail_) = -1;
+    size_ -= n;
   }
   template <class L>
   void push_front(L* links, std::int32_t id) noexcept {

@@ -57,6 +57,8 @@ class SequenceTable {
   [[nodiscard]] std::int32_t num_alive() const noexcept {
     return static_cast<std::int32_t>(states_.size() - free_.size());
   }
+  /// How often a row was given back: rises whenever a handle goes.
+  [[nodiscard]] std::uint64_t num_ended() const noexcept { return num_ended_; }
   [[nodiscard]] bool is_alive(std::int32_t r) const noexcept {
     return state(r).generation % 2 != 0;
   }
@@ -98,8 +100,9 @@ class SequenceTable {
     SequenceState& s = state(r);
     ++s.generation;
     s.num_blocks = 0;
-    extra_[at(r)].reset();
+    if (extra_[at(r)] != nullptr) extra_[at(r)].reset();
     free_.push_back(r);
+    ++num_ended_;
   }
 
  private:
@@ -109,6 +112,7 @@ class SequenceTable {
   std::vector<SequenceState> states_;
   std::vector<std::shared_ptr<ExtraKeyTable const>> extra_;
   std::vector<std::int32_t> free_;
+  std::uint64_t num_ended_ = 0;
 };
 
 }  // namespace detail

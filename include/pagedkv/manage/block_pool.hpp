@@ -117,6 +117,8 @@ class BasicBlockPool {
   /// must forget its content. Requires: `out.size() <= num_available()`. O(out.size()).
   template <class Listener>
   void allocate(std::span<BlockId> out, Listener&& listener) {
+    PAGEDKV_ASSERT(out.size() <= static_cast<std::size_t>(num_available()),
+                   "allocate: ask num_available() first");
     std::size_t const from_stack = std::min(out.size(), static_cast<std::size_t>(num_free_));
     std::size_t top = static_cast<std::size_t>(num_free_);
     for (std::size_t i = 0; i < from_stack; ++i) take(out[i] = free_[--top]);
@@ -141,23 +143,33 @@ class BasicBlockPool {
     constexpr std::size_t group = 32;
     constexpr auto unusual =
         BlockWord::held | BlockWord::twin | BlockWord::copy_target | BlockWord::leaves_first;
-    BlockId zeros[group];
+    std::uint32_t* const words = words_.data();
     while (!blocks.empty()) {
-      std::size_t const n = std::min(group, blocks.size());
-      std::size_t num_zeros = 0;
-      std::uint32_t flags = 0;
-      for (std::size_t i = blocks.size(); i-- > blocks.size() - n;) {
-        std::uint32_t const w = --words_[at(blocks[i])];
-        zeros[num_zeros] = blocks[i];
-        bool const zero = (w & BlockWord::count_mask) == 0;
-        num_zeros += zero ? 1 : 0;
-        flags |= zero ? w : 0;
+      auto const part = blocks.last(std::min(group, blocks.size()));
+      blocks = blocks.first(blocks.size() - part.size());
+      // Most forks end without one block becoming free: that case is a load, a store and a test.
+      bool any_zero = false;
+      for (BlockId const b : part) {
+        std::uint32_t const w = --words[b.value()];
+        any_zero |= (w & BlockWord::count_mask) == 0;
       }
-      blocks = blocks.first(blocks.size() - n);
-      if (num_zeros == 0) continue;
-      if (wait || deferred_ || (flags & unusual) != 0 || num_incoming() != 0 ||
+      if (!any_zero) continue;
+      BlockId zeros[group];
+      std::size_t num_zeros = 0;
+      std::uint32_t any = 0;
+      std::uint32_t all = ~0U;
+      for (std::size_t i = part.size(); i-- > 0;) {
+        std::uint32_t const w = words[part[i].value()];
+        if ((w & BlockWord::count_mask) != 0) continue;
+        zeros[num_zeros++] = part[i];
+        any |= w;
+        all &= w;
+      }
+      if (wait || deferred_ || (any & unusual) != 0 || num_incoming() != 0 ||
           batched_release_ == open_tick_) {
         for (std::size_t i = 0; i < num_zeros; ++i) settle(zeros[i], wait, special);
+      } else if ((all & BlockWord::published) != 0) {
+        eviction_.push_back({zeros, num_zeros});
       } else {
         for (std::size_t i = 0; i < num_zeros; ++i) place(zeros[i]);
       }
@@ -283,7 +295,7 @@ class BasicBlockPool {
     };
     while (!out.empty()) {
       auto const victims = out.first(std::min(window, out.size()));
-      for (BlockId& b : victims) b = eviction_.pop_front(soon);
+      eviction_.pop_front(victims, soon);
       for (BlockId const b : victims) listener.next(b);
       for (BlockId const b : victims) {
         listener.evict(b);
@@ -337,7 +349,7 @@ class BasicBlockPool {
       w &= BlockWord::listed;
       free_[static_cast<std::size_t>(num_free_++)] = b;
     } else if ((w & BlockWord::leaves_first) == 0) {
-      eviction_.push_back(b);
+      eviction_.push_back({&b, 1});
     } else {
       w &= ~BlockWord::leaves_first;
       eviction_.push_front(b);

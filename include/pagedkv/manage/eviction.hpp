@@ -17,23 +17,22 @@
 
 PAGEDKV_NAMESPACE_BEGIN
 
-/// Idle blocks in eviction order. A block is in it once or not at all (not checked). `pop_front`
-/// calls `soon(block)` for blocks that it guesses will be popped some 16 places later.
+/// Idle blocks in eviction order. A block is in it once or not at all (not checked). `push_back`
+/// and `pop_front` take many at once, in order; the latter calls `soon(block)` for blocks that it
+/// guesses will be popped some 16 places later.
 template <class E>
 concept EvictionPolicy = std::constructible_from<E, std::int32_t> &&
-    requires(E e, E const c, BlockId b) {
+    requires(E e, E const c, BlockId b, std::span<BlockId const> in, std::span<BlockId> out) {
   { c.size() }
   noexcept->std::same_as<std::int32_t>;
   { c.front() }
   noexcept->std::same_as<BlockId>;
   { c.after(b) }
   noexcept->std::same_as<BlockId>;
-  e.push_back(b);
+  e.push_back(in);
   e.push_front(b);
   e.erase(b);
-  {
-    e.pop_front([](BlockId) {})
-    } -> std::same_as<BlockId>;
+  e.pop_front(out, [](BlockId) {});
 };
 
 /// Least recently used: released last, evicted last. All operations O(1).
@@ -61,12 +60,15 @@ class LruEviction {
     return BlockId{links_[index(block)].next};
   }
 
-  /// Evicted last.
-  void push_back(BlockId block) noexcept {
-    list_.push_back(links_.data(), block.value());
-    std::int32_t& slot = recent_[turn_++ % distance];
-    links_[static_cast<std::size_t>(slot)].jump = block.value();
-    slot = block.value();
+  /// Evicted last, in this order.
+  void push_back(std::span<BlockId const> blocks) noexcept {
+    Link* const links = links_.data();
+    for (BlockId const block : blocks) {
+      std::int32_t& slot = recent_[turn_++ % distance];
+      links[slot].jump = block.value();
+      slot = block.value();
+    }
+    list_.push_back(links, blocks);
   }
   /// Evicted first.
   void push_front(BlockId block) noexcept {
@@ -75,15 +77,19 @@ class LruEviction {
   }
   void erase(BlockId block) noexcept { list_.erase(links_.data(), block.value()); }
 
-  /// Requires: `size() > 0`.
+  /// Fills `out` with the next victims. Requires: `out.size() <= size()`.
   template <class Soon>
-  BlockId pop_front(Soon&& soon) noexcept {
-    std::int32_t const id = list_.front();
-    std::int32_t const jump = links_[static_cast<std::size_t>(id)].jump;
-    detail::prefetch_write(&links_[static_cast<std::size_t>(jump)]);
-    soon(BlockId{jump});
-    list_.erase(links_.data(), id);
-    return BlockId{id};
+  void pop_front(std::span<BlockId> out, Soon&& soon) noexcept {
+    Link const* const links = links_.data();
+    std::int32_t id = list_.front();
+    for (BlockId& block : out) {
+      block = BlockId{id};
+      std::int32_t const jump = links[id].jump;
+      detail::prefetch_write(&links[jump]);
+      soon(BlockId{jump});
+      id = links[id].next;
+    }
+    list_.drop_front(links_.data(), id, static_cast<std::int32_t>(out.size()));
   }
 
   void prefetch(BlockId block) const noexcept { detail::prefetch_write(&links_[index(block)]); }

@@ -12,6 +12,7 @@
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
+#include <cstring>
 #include <span>
 #include <utility>
 #include <vector>
@@ -111,44 +112,19 @@ class BasicBatch {
     pad_sequences_ = sequences;
   }
 
-  /// What `build` would write now. O(sequences).
-  [[nodiscard]] BatchStep required() {
-    drop_gone();
-    BatchStep step;
-    step.num_sequences = num_sequences();
-    step.num_tokens = num_tokens_;
-    step.padded_sequences = std::max(pad_sequences_, step.num_sequences);
-    step.padded_tokens = std::max(pad_tokens_, step.num_tokens);
-    step.num_row_moves = static_cast<std::int32_t>(moves_.size());
-    step.num_new_blocks = core_->pool().num_fresh();
-    step.num_copies = core_->copies().num_pending();
-    for (std::size_t e = 0; e < entries_.size(); ++e) {
-      Entry& entry = entries_[e];
-      auto const& s = core_->state(entry.sequence);
-      PAGEDKV_ASSERT(entry.query.count == 0 || entry.query.end() <= s.size,
-                     "Batch::build: a query's positions were truncated; add it again");
-      entry.length = std::min(entry.length, s.size);
-      step.num_indices += core_->shape().blocks(entry.length);
-      if (entry.query.count > 0) {
-        step.num_runs += core_->shape().block(entry.query.end() - 1) -
-                         core_->shape().block(entry.query.first) + 1;
-      }
-      if (has_changed(entry, s, filled_[e])) step.num_row_changes += for_each_change(e, Nothing{});
-    }
-    for (std::size_t e = entries_.size(); e < vacated_; ++e) step.num_row_changes += filled_[e];
-    return step;
-  }
+  /// What `build` would write now: the lengths its spans need (new blocks: at most). O(sequences).
+  [[nodiscard]] BatchStep required() { return survey().step; }
 
   /// Writes the step's arrays, hands out new blocks and copies, and counts moves and changes as
   /// delivered. Errors: batch_full when a span is neither empty nor long enough (`required()` says
   /// how long), a row outgrew the table, or more rows moved than there are (`copy_table` mends
   /// that); then nothing is handed out. O(tokens + blocks of the sequences).
   Result<BatchStep> build(BatchBuffers const& out) {
-    BatchStep step = required();
-    if (!fits(step, out)) return Unexpected{Errc::batch_full};
-    step.common_prefix_blocks = common_prefix();
+    Survey const now = survey();
+    BatchStep step = now.step;
+    if (!now.rows_fit || !fits(step, out)) return Unexpected{Errc::batch_full};
     write_rows(step, out);
-    write_changes(out);
+    if (now.rows_changed) write_changes(out.row_changes);
     if (out.row_changes.empty()) step.num_row_changes = 0;
     step.num_row_moves = write_moves(out.row_moves);
     step.num_new_blocks = write_new_blocks(out.new_blocks);
@@ -194,10 +170,10 @@ class BasicBatch {
   /// changes as delivered.
   void copy_table(std::span<std::int32_t> out) {
     drop_gone();
-    std::size_t const rows = static_cast<std::size_t>(std::max(pad_sequences_, num_sequences()));
+    auto const rows = static_cast<std::size_t>(std::max(pad_sequences_, num_sequences()));
     PAGEDKV_ASSERT(out.size() >= rows * width(),
                    "copy_table: out must hold rows * table_width() elements");
-    write_changes({});
+    if (survey().rows_changed) write_changes({});
     write_moves({});
     std::size_t const kept = std::min(rows, filled_.size()) * width();
     std::copy_n(table_.data(), kept, out.begin());
@@ -210,8 +186,8 @@ class BasicBatch {
     std::uint32_t generation;
     TokenRange query;
     std::int32_t length = 0;
-    std::int32_t changed_from = 0;   ///< columns from here on may differ from the table
-    std::int32_t shared_blocks = 0;  ///< leading columns equal to those of the base
+    std::int32_t changed_from = 0;    ///< columns from here on may differ from the table
+    std::int32_t shared_blocks = -1;  ///< leading columns equal to those of the base; -1: unknown
   };
   struct Nothing {
     void operator()(std::int32_t, std::int32_t) const noexcept {}
@@ -269,13 +245,16 @@ class BasicBatch {
     moves_.push_back(move);
   }
   void drop_gone() {
+    if (ended_ == core_->sequences().num_ended()) return;
+    ended_ = core_->sequences().num_ended();
     for (std::size_t e = entries_.size(); e-- > 0;) {
       if (!is_current(entries_[e])) erase(e);
     }
   }
 
-  static bool has_changed(Entry const& e, detail::SequenceState const& s, std::int32_t filled) {
-    return std::min(e.changed_from, s.first_changed) < s.num_blocks || filled != s.num_blocks;
+  bool has_changed(std::size_t e, detail::SequenceState const& s) const noexcept {
+    return filled_[e] != s.num_blocks ||
+           std::min(entries_[e].changed_from, s.first_changed) < s.num_blocks;
   }
   /// Calls `change(column, block)` where the row differs from the table; returns how often.
   template <class Change>
@@ -297,14 +276,90 @@ class BasicBatch {
     return n;
   }
 
+  struct Survey {
+    BatchStep step;
+    bool rows_fit = true;
+    bool rows_changed = false;
+  };
+  /// One pass over the entries. Common prefix: all are compared with one of them, the base, and the
+  /// result is kept from step to step, so that only columns that changed are compared again.
+  Survey survey() {
+    drop_gone();
+    Survey now;
+    BatchStep& step = now.step;
+    step.num_sequences = num_sequences();
+    step.num_tokens = num_tokens_;
+    step.padded_sequences = std::max(pad_sequences_, step.num_sequences);
+    step.padded_tokens = std::max(pad_tokens_, step.num_tokens);
+    step.num_row_moves = static_cast<std::int32_t>(moves_.size());
+    step.num_new_blocks = core_->pool().num_fresh();
+    step.num_copies = core_->copies().num_pending();
+    detail::BlockShape const shape = core_->shape();
+    std::size_t const base = choose_base();
+    bool const base_changed =
+        base < entries_.size() && has_changed(base, core_->state(entries_[base].sequence));
+    std::int32_t common = base < entries_.size() ? shape.block(entries_[base].length) : 0;
+    for (std::size_t e = 0; e < entries_.size(); ++e) {
+      Entry& entry = entries_[e];
+      auto const& s = core_->state(entry.sequence);
+      PAGEDKV_ASSERT(entry.query.count == 0 || entry.query.end() <= s.size,
+                     "Batch::build: a query's positions were truncated; add it again");
+      entry.length = std::min(entry.length, s.size);
+      step.num_indices += shape.blocks(entry.length);
+      bool const changed = has_changed(e, s);
+      if (changed || base_changed || entry.shared_blocks < 0) compare_with(base, entry);
+      if (changed) {
+        now.rows_changed = true;
+        now.rows_fit = now.rows_fit && s.num_blocks <= limits_.max_blocks_per_sequence;
+        if (now.rows_fit) step.num_row_changes += for_each_change(e, Nothing{});
+      }
+      if (entry.query.count == 0) continue;
+      step.num_runs += entry.query.count == 1 ? 1
+                                              : shape.block(entry.query.end() - 1) -
+                                                    shape.block(entry.query.first) + 1;
+      common = std::min({common, entry.shared_blocks, shape.block(entry.length)});
+    }
+    step.common_prefix_blocks = common;
+    for (std::size_t e = entries_.size(); e < vacated_; ++e) {
+      now.rows_changed = true;
+      step.num_row_changes += filled_[e];
+    }
+    return now;
+  }
+  /// The first entry with tokens. A new one is compared with everybody afresh.
+  std::size_t choose_base() {
+    auto const base = std::find_if(entries_.begin(), entries_.end(),
+                                   [](Entry const& e) { return e.query.count > 0; });
+    if (base == entries_.end()) return entries_.size();
+    if (base->sequence != base_sequence_ || base->generation != base_generation_) {
+      for (Entry& entry : entries_) entry.shared_blocks = -1;
+      base_sequence_ = base->sequence;
+      base_generation_ = base->generation;
+    }
+    return static_cast<std::size_t>(base - entries_.begin());
+  }
+  void compare_with(std::size_t base, Entry& entry) const noexcept {
+    if (base == entries_.size()) {
+      entry.shared_blocks = -1;
+      return;
+    }
+    auto const first = blocks_of(entries_[base]);
+    auto const blocks = blocks_of(entry);
+    auto shared = static_cast<std::size_t>(std::max(
+        0, std::min({entry.shared_blocks, first_change(entries_[base]), first_change(entry)})));
+    std::size_t const end = std::min(first.size(), blocks.size());
+    while (shared < end && blocks[shared] == first[shared]) ++shared;
+    entry.shared_blocks = static_cast<std::int32_t>(shared);
+  }
+  std::int32_t first_change(Entry const& e) const noexcept {
+    return std::min(e.changed_from, core_->state(e.sequence).first_changed);
+  }
+
   bool fits(BatchStep const& step, BatchBuffers const& out) const noexcept {
     auto const holds = [](auto const& span, std::int32_t n) {
       return span.empty() || span.size() >= static_cast<std::size_t>(n);
     };
-    bool const rows_fit = std::all_of(entries_.begin(), entries_.end(), [&](Entry const& e) {
-      return core_->state(e.sequence).num_blocks <= limits_.max_blocks_per_sequence;
-    });
-    return rows_fit && !(lost_moves_ && !out.row_moves.empty()) &&
+    return !(lost_moves_ && !out.row_moves.empty()) &&
            holds(out.slot_mapping, step.padded_tokens) &&
            holds(out.query_offsets, step.padded_sequences + 1) &&
            holds(out.sequence_lengths, step.padded_sequences) &&
@@ -316,105 +371,73 @@ class BasicBatch {
            holds(out.copies, step.num_copies);
   }
 
-  /// All sequences are compared with one of them, and the result is kept from step to step: only
-  /// columns that changed are compared again.
-  std::int32_t common_prefix() {
-    auto const base = std::find_if(entries_.begin(), entries_.end(),
-                                   [](Entry const& e) { return e.query.count > 0; });
-    if (base == entries_.end()) return 0;
-    if (base->sequence != base_sequence_ || base->generation != base_generation_) {
-      for (Entry& entry : entries_) entry.shared_blocks = 0;
-      base_sequence_ = base->sequence;
-      base_generation_ = base->generation;
-    }
-    auto const first = blocks_of(*base);
-    std::int32_t const unchanged = first_change(*base);
-    std::int32_t common = core_->shape().block(base->length);
-    for (Entry& entry : entries_) {
-      auto const blocks = blocks_of(entry);
-      auto shared =
-          static_cast<std::size_t>(std::min({entry.shared_blocks, unchanged, first_change(entry)}));
-      std::size_t const end = std::min(first.size(), blocks.size());
-      while (shared < end && blocks[shared] == first[shared]) ++shared;
-      entry.shared_blocks = static_cast<std::int32_t>(shared);
-      if (entry.query.count == 0) continue;
-      common = std::min({common, entry.shared_blocks, core_->shape().block(entry.length)});
-    }
-    return common;
-  }
-  std::int32_t first_change(Entry const& e) const noexcept {
-    return std::min(e.changed_from, core_->state(e.sequence).first_changed);
-  }
-
   void write_rows(BatchStep const& step, BatchBuffers const& out) {
+    detail::BlockShape const shape = core_->shape();
+    // Local copies: the compiler must assume that an array of int32 could be `out` itself.
+    std::int32_t* const query_offsets = out.query_offsets.data();
+    std::int32_t* const lengths = out.sequence_lengths.data();
+    std::int32_t* const indptr = out.indptr.data();
+    std::int32_t* const last_block_len = out.last_block_len.data();
+    std::int32_t* const indices = out.indices.data();
+    Slot* slots = out.slot_mapping.data();
+    BlockRun* runs = out.runs.data();
     std::int32_t tokens = 0;
-    std::int32_t indices = 0;
-    std::size_t runs = 0;
+    std::int32_t num_indices = 0;
     std::size_t e = 0;
     for (; e < entries_.size(); ++e) {
       Entry const& entry = entries_[e];
-      std::int32_t const used = core_->shape().blocks(entry.length);
-      write_at(out.query_offsets, e, tokens);
-      write_at(out.sequence_lengths, e, entry.length);
-      write_at(out.indptr, e, indices);
-      write_at(out.last_block_len, e,
-               used > 0 ? entry.length - (used - 1) * core_->shape().tokens() : 0);
-      if (!out.indices.empty()) {
-        BlockId const* const from = blocks_of(entry).data();
-        std::int32_t* const to = out.indices.data() + indices;
-        for (std::int32_t j = 0; j < used; ++j) to[j] = from[j].value();
+      std::int32_t const used = shape.blocks(entry.length);
+      BlockId const* const blocks = blocks_of(entry).data();
+      if (query_offsets != nullptr) query_offsets[e] = tokens;
+      if (lengths != nullptr) lengths[e] = entry.length;
+      if (indptr != nullptr) indptr[e] = num_indices;
+      if (last_block_len != nullptr) {
+        last_block_len[e] = used > 0 ? entry.length - (used - 1) * shape.tokens() : 0;
       }
-      write_query(entry, tokens, runs, out);
-      tokens += entry.query.count;
-      indices += used;
+      if (indices != nullptr) {
+        static_assert(sizeof(BlockId) == sizeof(std::int32_t));
+        std::memcpy(indices + num_indices, blocks,
+                    static_cast<std::size_t>(used) * sizeof(BlockId));
+      }
+      num_indices += used;
+      auto const piece = [&](BlockId b, std::int32_t offset, std::int32_t count) {
+        Slot const first = Slot{b.value()} * shape.tokens() + offset;
+        if (slots != nullptr) {
+          for (std::int32_t i = 0; i < count; ++i) *slots++ = first + i;
+        }
+        if (runs != nullptr) *runs++ = {b, offset, count, tokens};
+        tokens += count;
+      };
+      if (entry.query.count == 1) {  // decoding: no loops
+        piece(blocks[shape.block(entry.query.first)], shape.offset(entry.query.first), 1);
+      } else {
+        for_each_piece(shape, {blocks, static_cast<std::size_t>(used)}, entry.query, piece);
+      }
     }
     for (auto const n = static_cast<std::size_t>(step.padded_sequences); e < n; ++e) {
-      write_at(out.query_offsets, e, tokens);
-      write_at(out.sequence_lengths, e, 0);
-      write_at(out.indptr, e, indices);
-      write_at(out.last_block_len, e, 0);
+      if (query_offsets != nullptr) query_offsets[e] = tokens;
+      if (lengths != nullptr) lengths[e] = 0;
+      if (indptr != nullptr) indptr[e] = num_indices;
+      if (last_block_len != nullptr) last_block_len[e] = 0;
     }
-    write_at(out.query_offsets, e, tokens);
-    write_at(out.indptr, e, indices);
-    if (!out.slot_mapping.empty()) {
-      std::fill(out.slot_mapping.begin() + tokens, out.slot_mapping.begin() + step.padded_tokens,
-                padding_slot);
-    }
-  }
-  void write_query(Entry const& entry, std::int32_t first_token, std::size_t& runs,
-                   BatchBuffers const& out) {
-    if (entry.query.count == 0) return;
-    auto const blocks = blocks_of(entry);
-    if (!out.slot_mapping.empty()) {
-      write_slots(core_->shape(), blocks, entry.query, out.slot_mapping.data() + first_token);
-    }
-    if (out.runs.empty()) return;
-    for_each_piece(core_->shape(), blocks, entry.query,
-                   [&](BlockId b, std::int32_t offset, std::int32_t count) {
-                     out.runs[runs++] = {b, offset, count, first_token};
-                     first_token += count;
-                   });
-  }
-  static void write_at(std::span<std::int32_t> span, std::size_t i, std::int32_t value) noexcept {
-    if (!span.empty()) span[i] = value;
+    if (query_offsets != nullptr) query_offsets[e] = tokens;
+    if (indptr != nullptr) indptr[e] = num_indices;
+    if (slots != nullptr) std::fill_n(slots, step.padded_tokens - tokens, padding_slot);
   }
 
-  void write_changes(BatchBuffers const& out) {
+  void write_changes(std::span<RowChange> out) {
     std::size_t written = 0;
     auto const report = [&](std::size_t e, std::int32_t column, std::int32_t block) {
       table_row(e)[column] = block;
-      if (out.row_changes.empty()) return;
-      out.row_changes[written++] = {static_cast<std::int32_t>(e), column, block};
+      if (!out.empty()) out[written++] = {static_cast<std::int32_t>(e), column, block};
     };
     for (std::size_t e = 0; e < entries_.size(); ++e) {
       Entry& entry = entries_[e];
       auto const& s = core_->state(entry.sequence);
-      if (has_changed(entry, s, filled_[e])) {
-        for_each_change(e, [&](std::int32_t j, std::int32_t b) { report(e, j, b); });
-        filled_[e] = s.num_blocks;
-        core_->mark_seen(entry.sequence);
-      }
-      entry.changed_from = s.num_blocks;
+      if (!has_changed(e, s)) continue;
+      for_each_change(e, [&](std::int32_t j, std::int32_t b) { report(e, j, b); });
+      filled_[e] = entry.changed_from = s.num_blocks;
+      core_->mark_seen(entry.sequence);
     }
     for (std::size_t e = entries_.size(); e < vacated_; ++e) {
       for (std::int32_t j = 0; j < filled_[e]; ++j) report(e, j, 0);
@@ -451,6 +474,7 @@ class BasicBatch {
   std::vector<RowMove> moves_;
   std::int32_t base_sequence_ = -1;  ///< whom the others are compared with
   std::uint32_t base_generation_ = 0;
+  std::uint64_t ended_ = 0;  ///< sequences that had ended when entries were last looked through
   std::size_t vacated_ = 0;  ///< rows from here on are empty in the table
   std::int32_t num_tokens_ = 0;
   std::int32_t pad_tokens_ = 0;

@@ -187,4 +187,11 @@ class BasicKvCache {
   Core core_;
 };
 
+#ifdef PAGEDKV_COMPILED
+extern template class detail::CacheCore<DefaultPolicy>;
+extern template class BasicKvCache<DefaultPolicy>;
+extern template class BasicSequence<DefaultPolicy>;
+extern template class BasicPin<DefaultPolicy>;
+#endif
+
 PAGEDKV_NAMESPACE_END

@@ -482,4 +482,8 @@ class BasicBatch {
   bool lost_moves_ = false;
 };
 
+#ifdef PAGEDKV_COMPILED
+extern template class BasicBatch<DefaultPolicy>;
+#endif
+
 PAGEDKV_NAMESPACE_END

@@ -104,10 +104,7 @@ class CacheCore {
     if (sequences_.full()) return Unexpected{Errc::no_free_sequences};
 
     BlockId* const row = sequences_.places(sequences_.next());  // scratch until success
-    Hit hit = lookup().find(prompt, options.read, [&](std::int32_t j, BlockId b) {
-      row[j] = b;
-      pool_.prefetch_idle(b);
-    });
+    Hit hit = lookup().find(prompt, options.read, [&](std::int32_t j, BlockId b) { row[j] = b; });
     if (lookup().fit(hit, options) > pool_.num_available()) return Unexpected{Errc::no_free_blocks};
 
     if (hit.partial.num_tokens > 0) hold_source(hit.partial.block);
@@ -304,9 +301,9 @@ class CacheCore {
     if (pins_.full()) return Unexpected{Errc::no_free_sequences};
     std::int32_t const p = pins_.start();
     BlockId* const row = pins_.places(p);
-    pins_.state(p).num_blocks =
-        index_.walk(prompt, std::min(shape_.block(prompt.num_tokens()), pins_.width()),
-                    [&](std::int32_t j, BlockId b) { row[j] = b; });
+    pins_.state(p).num_blocks = index_.walk(
+        prompt, std::min(shape_.block(prompt.num_tokens()), pins_.width()),
+        [&](std::int32_t j, BlockId b) { row[j] = b; }, [](BlockId) {});
     for (BlockId const b : pins_.blocks(p)) pool_.acquire(b);
     return p;
   }

@@ -51,13 +51,15 @@ class PrefixLookup {
     std::int32_t const limit = shape_.block(last);
     BlockId deepest;
     // One block further than may be shared: tells a prompt that is cached to its end from others.
-    std::int32_t const found =
-        index_.walk(prompt, shape_.block(prompt.num_tokens()), [&](std::int32_t j, BlockId b) {
+    std::int32_t const found = index_.walk(
+        prompt, shape_.block(prompt.num_tokens()),
+        [&](std::int32_t j, BlockId b) {
           if (j >= limit) return;
           sink(j, b);
           hit.idle += pool_.is_idle(b) ? 1 : 0;
           deepest = b;
-        });
+        },
+        [&](BlockId b) { pool_.prefetch_idle(b); });
     hit.blocks = std::min(found, limit);
     hit.tokens = hit.blocks * shape_.tokens();
     if (partial_hits_ && hit.tokens < last) {

@@ -120,9 +120,9 @@ class BasicBlockPool {
     PAGEDKV_ASSERT(out.size() <= static_cast<std::size_t>(num_available()),
                    "allocate: ask num_available() first");
     std::size_t const from_stack = std::min(out.size(), static_cast<std::size_t>(num_free_));
-    std::size_t top = static_cast<std::size_t>(num_free_);
-    for (std::size_t i = 0; i < from_stack; ++i) take(out[i] = free_[--top]);
-    num_free_ = static_cast<std::int32_t>(top);
+    BlockId const* top = free_.data() + num_free_;
+    for (BlockId& b : out.first(from_stack)) take(b = *--top);
+    num_free_ -= static_cast<std::int32_t>(from_stack);
     evict_into(out.subspan(from_stack), listener);
   }
 
@@ -170,6 +170,8 @@ class BasicBlockPool {
         for (std::size_t i = 0; i < num_zeros; ++i) settle(zeros[i], wait, special);
       } else if ((all & BlockWord::published) != 0) {
         eviction_.push_back({zeros, num_zeros});
+      } else if ((any & BlockWord::published) == 0) {
+        free_all({zeros, num_zeros});
       } else {
         for (std::size_t i = 0; i < num_zeros; ++i) place(zeros[i]);
       }
@@ -343,11 +345,19 @@ class BasicBlockPool {
     waiting_.push_back(links_.data(), b.value());
     links_[at(b)].stamp = stamp;
   }
+  void free_all(std::span<BlockId const> blocks) noexcept {
+    std::uint32_t* const words = words_.data();
+    BlockId* top = free_.data() + num_free_;
+    for (BlockId const b : blocks) {
+      words[b.value()] &= BlockWord::listed;
+      *top++ = b;
+    }
+    num_free_ += static_cast<std::int32_t>(blocks.size());
+  }
   void place(BlockId b) noexcept {
     std::uint32_t& w = words_[at(b)];
     if ((w & BlockWord::published) == 0) {
-      w &= BlockWord::listed;
-      free_[static_cast<std::size_t>(num_free_++)] = b;
+      free_all({&b, 1});
     } else if ((w & BlockWord::leaves_first) == 0) {
       eviction_.push_back({&b, 1});
     } else {

@@ -137,9 +137,11 @@ class BasicPrefixIndex {
   }
 
   /// Calls `hit(j, block)` for the leading full blocks of `prompt`, at most `max_blocks`, and
-  /// returns how many there are. O(blocks).
-  template <class Hit>
-  std::int32_t walk(detail::PromptView const& prompt, std::int32_t max_blocks, Hit&& hit) const {
+  /// returns how many there are. `soon(block)` gets blocks that will probably be hit some 16 places
+  /// later. O(blocks).
+  template <class Hit, class Soon>
+  std::int32_t walk(detail::PromptView const& prompt, std::int32_t max_blocks, Hit&& hit,
+                    Soon&& soon) const {
     BlockIdentity parent;
     RunAhead ahead;
     for (std::int32_t j = 0; j < max_blocks; ++j) {
@@ -153,7 +155,7 @@ class BasicPrefixIndex {
         if (block.is_null()) return j;
         ahead.restart(block);
       }
-      ahead.advance(*this);
+      ahead.advance(*this, soon);
       hit(j, block);
       parent = identity(block);
     }
@@ -236,19 +238,23 @@ class BasicPrefixIndex {
       lead_ = 0;
     }
     // Two steps a block until it is far enough ahead, then one.
-    void advance(BasicPrefixIndex const& index) noexcept {
+    template <class Soon>
+    void advance(BasicPrefixIndex const& index, Soon& soon) noexcept {
       if (lead_ < distance) {
-        step(index);
+        step(index, soon);
         ++lead_;
       }
-      step(index);
+      step(index, soon);
     }
 
    private:
-    void step(BasicPrefixIndex const& index) noexcept {
+    template <class Soon>
+    void step(BasicPrefixIndex const& index, Soon& soon) noexcept {
       if (front_ < 0) return;
       front_ = index.child_hint_[static_cast<std::size_t>(front_)];
-      if (front_ >= 0) index.prefetch_content(BlockId{front_});
+      if (front_ < 0) return;
+      index.prefetch_content(BlockId{front_});
+      soon(BlockId{front_});
     }
 
     std::int32_t front_ = -1;

@@ -701,7 +701,7 @@ class CacheCore {
   void release_blocks(std::int32_t r, std::span<BlockId const> blocks) {
     bool const wait = in_batch(r);
     if (wait) pool_.note_batched_release();
-    if (state(r).left_children && pool_.num_incoming() != 0) {
+    if (state(r).left_children) {
       for (BlockId const b : blocks) {
         if (pool_.has(b, BlockWord::published)) pool_.set(b, BlockWord::shared);
       }

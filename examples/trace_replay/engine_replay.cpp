@@ -10,6 +10,7 @@
 #include <memory>
 #include <optional>
 #include <pagedkv/step/batch.hpp>
+#include <pagedkv/step/planner_numbers.hpp>
 #include <pagedkv/step/step_planner.hpp>
 
 #include "engine_metrics.hpp"
@@ -120,8 +121,7 @@ class EngineReplay {
     std::int32_t looked_at = 0;
 
     kv::PreemptionCost preemption_cost(std::int32_t index) {
-      kv::Sequence const& sequence = *engine.running_[static_cast<std::size_t>(index)]->sequence;
-      return {sequence.unshared_tokens(), sequence.unshared_blocks()};
+      return kv::preemption_cost(*engine.running_[static_cast<std::size_t>(index)]->sequence);
     }
     auto admission(std::int32_t index) {
       Live& live = *engine.waiting_[static_cast<std::size_t>(index)];
@@ -165,24 +165,20 @@ class EngineReplay {
     watch_.start();
     Details details{*this};
     kv::StepPlan const plan =
-        planner_.plan(pool_numbers(), running_numbers_, waiting_numbers_, details);
+        planner_.plan(kv::pool_numbers(cache_), running_numbers_, waiting_numbers_, details);
     watch_.stop();
     note_pressure(plan, details);
 
-    switch (plan.outcome) {
-      case kv::StepOutcome::run:
-      case kv::StepOutcome::replan: break;
-      case kv::StepOutcome::wait: return finish_steps_in_flight();
-      case kv::StepOutcome::blocked:
-      case kv::StepOutcome::idle:
-        throw std::logic_error(fmt::format("the planner is {} with {} running and {} waiting",
-                                           kv::to_string(plan.outcome), running_.size(),
-                                           waiting_.size()));
+    if (plan.outcome == kv::StepOutcome::blocked || plan.outcome == kv::StepOutcome::idle) {
+      throw std::logic_error(fmt::format("the planner is {} with {} running and {} waiting",
+                                         kv::to_string(plan.outcome), running_.size(),
+                                         waiting_.size()));
     }
     watch_.start();
     apply(plan);
     watch_.stop();
     if (plan.outcome == kv::StepOutcome::run) run_step();
+    if (plan.outcome == kv::StepOutcome::wait) finish_steps_in_flight();
   }
 
   void wait_for_arrival() {
@@ -194,24 +190,10 @@ class EngineReplay {
     pressure_ = false;
   }
 
-  kv::PoolNumbers pool_numbers() const {
-    return {.num_blocks = options_.num_blocks,
-            .block_tokens = options_.block_tokens,
-            .available_blocks = cache_.available_blocks(),
-            .incoming_blocks = cache_.incoming_blocks(),
-            .max_sequence_tokens = cache_.config().max_sequence_tokens,
-            .deferred_reclaim = options_.reclaim == kv::Reclaim::deferred};
-  }
-
   void write_numbers() {
     running_numbers_.clear();
     for (auto const& live : running_) {
-      kv::Sequence const& sequence = *live->sequence;
-      // Tails are never shared here (nothing forks, nothing is truncated): no copy on write.
-      running_numbers_.push_back({.tokens = live->num_tokens(),
-                                  .computed = sequence.committed(),
-                                  .size = sequence.size(),
-                                  .blocks = sequence.num_blocks()});
+      running_numbers_.push_back(kv::running_request(cache_, *live->sequence, live->num_tokens()));
     }
     waiting_numbers_.clear();
     auto const window =
@@ -223,16 +205,12 @@ class EngineReplay {
     }
   }
 
-  /// Pressure lasts from a look at the queue that left somebody waiting for blocks until one that
-  /// didn't. A step whose tokens are used up doesn't look.
+  /// Under pressure: in this step a request waited for blocks, or gave its own back. A step whose
+  /// tokens are used up by prompts on their way doesn't look at the queue: then nobody waits for
+  /// blocks.
   void note_pressure(kv::StepPlan const& plan, Details const& details) {
-    bool const short_of_blocks = !plan.preempted.empty() || !plan.stalled.empty();
-    auto const admitted = static_cast<std::int32_t>(plan.admitted.size());
-    if (short_of_blocks || details.looked_at > admitted) {
-      pressure_ = true;
-    } else if (details.looked_at > 0 || waiting_.empty()) {
-      pressure_ = false;
-    }
+    pressure_ = !plan.preempted.empty() || !plan.stalled.empty() ||
+                details.looked_at > static_cast<std::int32_t>(plan.admitted.size());
   }
 
   void apply(kv::StepPlan const& plan) {

@@ -26,7 +26,7 @@ p { margin: 0; }
 .note, .lead { color: var(--soft); }
 .remark { margin-top: 12px; padding: 10px 14px; border-left: 3px solid var(--c3);
   background: var(--card); }
-.tiles { display: grid; grid-template-columns: repeat(auto-fit, minmax(220px, 1fr)); gap: 12px;
+.tiles { display: grid; grid-template-columns: repeat(auto-fit, minmax(280px, 1fr)); gap: 12px;
   margin: 20px 0; }
 .tile, figure, .table { background: var(--card); border: 1px solid var(--line);
   border-radius: 8px; padding: 14px 16px; }
@@ -155,7 +155,6 @@ Chart hit_chart(Report const& r) {
   chart.title = "Prefix hit ratio";
   chart.note = "Share of the prompt tokens admitted at that time that were cached already.";
   chart.x = all.x;
-  chart.y_max = 1;
   double query = 0;
   double hit = 0;
   auto const queried = [](Bin const& b) { return b.query_tokens; };

@@ -32,13 +32,18 @@ Section requests_section(Report const& r) {
 Section prefix_section(Report const& r) {
   Section s{"Prefix reuse", {}};
   s.rows.push_back(count("prompt tokens", r.prompt_tokens, "of admitted requests"));
-  s.rows.push_back({"hit tokens", grouped(r.hit_tokens),
-                    percent(r.hit_ratio()) + " of them were cached already"});
-  s.rows.push_back(count("prompt blocks", r.prompt_blocks, "full ones, of all requests"));
-  s.rows.push_back(
-      {"hit blocks", grouped(r.hit_blocks),
-       share_of(static_cast<double>(r.hit_blocks), static_cast<double>(r.prompt_blocks)) +
-           " of them"});
+  if (!r.knows_sharing) {
+    s.rows.push_back({"hit ratio", "unknown", "the trace holds lengths only"});
+    s.rows.push_back(count("prompt blocks", r.prompt_blocks, "full ones, of all requests"));
+  } else {
+    s.rows.push_back({"hit tokens", grouped(r.hit_tokens),
+                      percent(r.hit_ratio()) + " of them were cached already"});
+    s.rows.push_back(count("prompt blocks", r.prompt_blocks, "full ones, of all requests"));
+    s.rows.push_back(
+        {"hit blocks", grouped(r.hit_blocks),
+         share_of(static_cast<double>(r.hit_blocks), static_cast<double>(r.prompt_blocks)) +
+             " of them"});
+  }
   s.rows.push_back(count("evicted blocks", r.evicted_blocks, "cached content dropped for new"));
   s.rows.push_back(count("resident blocks", r.resident_blocks, "cached when all was over"));
   s.rows.push_back(count("copies", r.copies, "block copies planned (partial hits, shared tails)"));
@@ -71,13 +76,15 @@ Section pool_section(Report const& r) {
   if (r.prefix_only) return s;
   s.rows.push_back(count("peak sequences", r.peak_sequences, "running at once"));
   s.rows.push_back({"mean sequences", fmt::format("{:.1f}", r.mean_sequences), over});
+  std::string in_one_piece = fmt::format(
+      "would fit at once if each reserved {} tokens in one piece", grouped(r.contiguous_tokens));
+  if (r.contiguous_peak_sequences > 0 && r.peak_sequences > r.contiguous_peak_sequences) {
+    in_one_piece += fmt::format(
+        "; {:.1f} times as many ran",
+        static_cast<double>(r.peak_sequences) / static_cast<double>(r.contiguous_peak_sequences));
+  }
   s.rows.push_back(
-      {"contiguous peak sequences", grouped(r.contiguous_peak_sequences),
-       fmt::format(
-           "fit at once if each reserved {} tokens in one piece: {:.1f} times fewer",
-           grouped(r.contiguous_tokens),
-           static_cast<double>(r.peak_sequences) /
-               static_cast<double>(std::max<std::int64_t>(r.contiguous_peak_sequences, 1)))});
+      count("contiguous peak sequences", r.contiguous_peak_sequences, std::move(in_one_piece)));
   s.rows.push_back({"contiguous waste", percent(r.contiguous_waste),
                     "of what the same running requests would have reserved so"});
   return s;
@@ -129,8 +136,8 @@ std::vector<std::string> remarks(Report const& r) {
   std::vector<std::string> all;
   if (!r.knows_sharing) {
     all.emplace_back(
-        "The trace holds lengths only: nothing is known about shared prefixes, every prompt is "
-        "taken as unique, and the hit ratio says nothing.");
+        "The trace holds lengths only: nothing is known about shared prefixes, so every prompt was "
+        "taken as unique.");
   }
   if (!r.prefix_only && r.simulated_seconds > 1.2 * r.trace_seconds) {
     all.push_back(fmt::format(

@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <list>
 #include <random>
+#include <span>
 #include <vector>
 
 #include "cache_helpers.hpp"
@@ -31,14 +32,17 @@ class MruEviction {
     auto const next = std::next(std::find(blocks_.begin(), blocks_.end(), b));
     return next == blocks_.end() ? BlockId{} : *next;
   }
-  void push_back(BlockId b) { blocks_.push_front(b); }
+  void push_back(std::span<BlockId const> blocks) {
+    for (BlockId const b : blocks) blocks_.push_front(b);
+  }
   void push_front(BlockId b) { blocks_.push_front(b); }
   void erase(BlockId b) { blocks_.remove(b); }
   template <class Soon>
-  BlockId pop_front(Soon&&) {
-    BlockId const b = blocks_.front();
-    blocks_.pop_front();
-    return b;
+  void pop_front(std::span<BlockId> out, Soon&&) {
+    for (BlockId& b : out) {
+      b = blocks_.front();
+      blocks_.pop_front();
+    }
   }
   void prefetch(BlockId) const noexcept {}
 
@@ -59,10 +63,9 @@ struct NoPushFront : LruEviction {
   using LruEviction::LruEviction;
   void push_front(BlockId) = delete;
 };
-struct PopsNothing : LruEviction {
+struct PopsOne : LruEviction {
   using LruEviction::LruEviction;
-  template <class Soon>
-  void pop_front(Soon&&) noexcept {}
+  BlockId pop_front() noexcept { return {}; }
 };
 struct ThrowingFront : LruEviction {
   using LruEviction::LruEviction;
@@ -76,13 +79,26 @@ static_assert(EvictionPolicy<LruEviction>);
 static_assert(EvictionPolicy<MruEviction>);
 static_assert(!EvictionPolicy<NoSize>);
 static_assert(!EvictionPolicy<NoPushFront>);
-static_assert(!EvictionPolicy<PopsNothing>);
+static_assert(!EvictionPolicy<PopsOne>);
 static_assert(!EvictionPolicy<ThrowingFront>);
 static_assert(!EvictionPolicy<WithoutPoolSize>);
 static_assert(!EvictionPolicy<int>);
 
 constexpr auto ignore = [](BlockId) {};
 
+void push_back(LruEviction& lru, std::vector<std::int32_t> const& ids) {
+  std::vector<BlockId> blocks;
+  for (auto const id : ids) blocks.emplace_back(id);
+  lru.push_back(blocks);
+}
+template <class Soon>
+std::vector<std::int32_t> pop_front(LruEviction& lru, std::int32_t n, Soon&& soon) {
+  std::vector<BlockId> out(static_cast<std::size_t>(n));
+  lru.pop_front(out, soon);
+  std::vector<std::int32_t> ids;
+  for (BlockId const b : out) ids.push_back(b.value());
+  return ids;
+}
 std::vector<std::int32_t> in_order(LruEviction const& lru) {
   std::vector<std::int32_t> ids;
   for (BlockId b = lru.front(); !b.is_null(); b = lru.after(b)) ids.push_back(b.value());
@@ -94,19 +110,22 @@ std::vector<std::int32_t> in_order(LruEviction const& lru) {
 TEST_CASE("lru: released first, evicted first") {
   LruEviction lru(4);
   CHECK(lru.front().is_null());
-  for (std::int32_t const i : {2, 0, 3}) lru.push_back(BlockId{i});
+  push_back(lru, {2, 0});
+  push_back(lru, {3});
   CHECK(lru.size() == 3);
   CHECK(in_order(lru) == std::vector<std::int32_t>{2, 0, 3});
-  CHECK(lru.pop_front(ignore) == BlockId{2});
-  CHECK(lru.pop_front(ignore) == BlockId{0});
-  CHECK(lru.pop_front(ignore) == BlockId{3});
+  CHECK(pop_front(lru, 2, ignore) == std::vector<std::int32_t>{2, 0});
+  CHECK(lru.front() == BlockId{3});
+  CHECK(pop_front(lru, 1, ignore) == std::vector<std::int32_t>{3});
   CHECK(lru.size() == 0);
   CHECK(lru.front().is_null());
+  push_back(lru, {1});
+  CHECK(in_order(lru) == std::vector<std::int32_t>{1});
 }
 
 TEST_CASE("lru: what is pushed to the front goes before all others") {
   LruEviction lru(4);
-  lru.push_back(BlockId{1});
+  push_back(lru, {1});
   lru.push_front(BlockId{0});
   lru.push_front(BlockId{3});
   CHECK(in_order(lru) == std::vector<std::int32_t>{3, 0, 1});
@@ -114,23 +133,29 @@ TEST_CASE("lru: what is pushed to the front goes before all others") {
 
 TEST_CASE("lru: a revived block is no victim, and is last when it comes back") {
   LruEviction lru(4);
-  for (std::int32_t i = 0; i < 4; ++i) lru.push_back(BlockId{i});
+  push_back(lru, {0, 1, 2, 3});
   lru.erase(BlockId{0});
   lru.erase(BlockId{2});
   CHECK(in_order(lru) == std::vector<std::int32_t>{1, 3});
-  lru.push_back(BlockId{0});
+  push_back(lru, {0});
   CHECK(in_order(lru) == std::vector<std::int32_t>{1, 3, 0});
+}
+
+TEST_CASE("lru: nothing in, nothing out") {
+  LruEviction lru(4);
+  push_back(lru, {});
+  CHECK(lru.size() == 0);
+  push_back(lru, {2});
+  CHECK(pop_front(lru, 0, ignore).empty());
+  CHECK(in_order(lru) == std::vector<std::int32_t>{2});
 }
 
 TEST_CASE("lru: soon names the block that is popped sixteen places later") {
   constexpr std::int32_t n = 100;
   LruEviction lru(n);
-  for (std::int32_t i = n; i-- > 0;) lru.push_back(BlockId{i});
-  std::vector<BlockId> hinted;
-  std::vector<BlockId> popped;
-  while (lru.size() > 0) {
-    popped.push_back(lru.pop_front([&](BlockId b) { hinted.push_back(b); }));
-  }
+  for (std::int32_t i = n; i > 0; i -= 2) push_back(lru, {i - 1, i - 2});
+  std::vector<std::int32_t> hinted;
+  auto const popped = pop_front(lru, n, [&](BlockId b) { hinted.push_back(b.value()); });
   REQUIRE(hinted.size() == n);
   for (std::size_t i = 0; i + 16 < n; ++i) CHECK(hinted[i] == popped[i + 16]);
 }
@@ -142,21 +167,30 @@ TEST_CASE("lru: random pushes, erases and pops agree with a list") {
   std::list<std::int32_t> model;
   for (int step = 0; step < 5000; ++step) {
     auto const id = static_cast<std::int32_t>(random() % n);
-    auto const at = std::find(model.begin(), model.end(), id);
-    if (random() % 4 == 0 && !model.empty()) {
+    auto const other = static_cast<std::int32_t>(random() % n);
+    auto const has = [&](std::int32_t i) {
+      return std::find(model.begin(), model.end(), i) != model.end();
+    };
+    if (random() % 4 == 0) {
+      auto const count = static_cast<std::int32_t>(random() % (model.size() + 1));
       // Hints may be stale; they always name a block of the pool.
-      BlockId const victim =
-          lru.pop_front([](BlockId b) { REQUIRE((b.value() >= 0 && b.value() < n)); });
-      REQUIRE(victim.value() == model.front());
-      model.pop_front();
-    } else if (at != model.end()) {
+      auto const victims =
+          pop_front(lru, count, [](BlockId b) { REQUIRE((b.value() >= 0 && b.value() < n)); });
+      auto const end = std::next(model.begin(), count);
+      REQUIRE(victims == std::vector<std::int32_t>(model.begin(), end));
+      model.erase(model.begin(), end);
+    } else if (has(id)) {
       lru.erase(BlockId{id});
-      model.erase(at);
+      model.remove(id);
     } else if (random() % 8 == 0) {
       lru.push_front(BlockId{id});
       model.push_front(id);
+    } else if (other != id && !has(other)) {
+      push_back(lru, {id, other});
+      model.push_back(id);
+      model.push_back(other);
     } else {
-      lru.push_back(BlockId{id});
+      push_back(lru, {id});
       model.push_back(id);
     }
     REQUIRE(lru.size() == static_cast<std::int32_t>(model.size()));

@@ -1,13 +1,19 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <pagedkv/detail/index_list.hpp>
 
+#include <algorithm>
 #include <cstdint>
+#include <iterator>
 #include <list>
 #include <random>
+#include <span>
 #include <vector>
+
+#include <pagedkv/types.hpp>
 
 #include "catch.hpp"
 
+using pagedkv::BlockId;
 using pagedkv::detail::IndexList;
 using pagedkv::detail::Link;
 
@@ -82,6 +88,19 @@ TEST_CASE("index list: random pushes and erases agree with std::list, both ways"
     if (auto const at = std::find(model.begin(), model.end(), id); at != model.end()) {
       list.erase(links.data(), id);
       model.erase(at);
+    } else if (random() % 4 == 0) {
+      auto const n_gone = static_cast<std::int32_t>(random() % (model.size() + 1));
+      auto const end = std::next(model.begin(), n_gone);
+      list.drop_front(links.data(), end != model.end() ? *end : -1, n_gone);
+      model.erase(model.begin(), end);
+    } else if (random() % 3 == 0) {
+      std::vector<BlockId> many;
+      for (std::int32_t i = id; i < n; i += 3) {
+        if (std::find(model.begin(), model.end(), i) != model.end()) continue;
+        many.emplace_back(i);
+        model.push_back(i);
+      }
+      list.push_back(links.data(), std::span<BlockId const>(many));
     } else if (random() % 2 == 0) {
       list.push_back(links.data(), id);
       model.push_back(id);

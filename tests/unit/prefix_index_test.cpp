@@ -41,15 +41,15 @@ struct Fixture {
                .max_partial_candidates = max_partial_candidates,
                .seed = 42}) {}
 
-  /// Publishes block `id` with `tokens` behind `parent`.
+  /// Publishes block `id` with `tokens` behind `parent`; returns what is findable then.
   BlockId publish(std::int32_t id, BlockId parent, Tokens const& tokens,
                   std::string const& extra = {}) {
     BlockId const b{id};
     auto const bytes = std::as_bytes(std::span(extra));
     std::copy(tokens.begin(), tokens.end(), index.tokens(b));
-    index.insert(b, index.chained(index.hash(parent), tokens, bytes), index.identity(parent),
-                 bytes);
-    return b;
+    auto const hash = index.chained(index.hash(parent), tokens, bytes);
+    auto const equal = index.publish(b, hash, index.identity(parent), bytes);
+    return equal.is_null() ? b : equal;
   }
   /// The block behind `parent` with this content.
   BlockId find(BlockIdentity parent, Hash128 parent_hash, Tokens const& tokens,
@@ -60,6 +60,17 @@ struct Fixture {
   BlockId find(BlockId parent, Tokens const& tokens, std::string const& extra = {}) const {
     return find(index.identity(parent), index.hash(parent), tokens, extra);
   }
+  /// The leading blocks of a view, at most `max_blocks`.
+  Blocks walk(kv::detail::PromptView const& view, std::int32_t max_blocks) const {
+    Blocks out;
+    auto const hit = [&](std::int32_t j, BlockId b) {
+      CHECK(j == static_cast<std::int32_t>(out.size()));
+      out.push_back(b);
+    };
+    auto const found = index.walk(view, max_blocks, hit, [](BlockId) {});
+    CHECK(found == static_cast<std::int32_t>(out.size()));
+    return out;
+  }
   /// The leading blocks of `prompt`, by tokens alone and by a key's hashes: both must agree.
   Blocks walk(Tokens const& prompt) const {
     auto const n = static_cast<std::int32_t>(prompt.size() / 4);
@@ -69,16 +80,8 @@ struct Fixture {
       auto const block = std::span(prompt).subspan(static_cast<std::size_t>(j) * 4, 4);
       hashes.push_back(chain = index.chained(chain, block, {}));
     }
-    Blocks by_tokens;
-    Blocks by_hashes;
-    auto const found = index.walk({prompt, {}, nullptr}, n, [&](std::int32_t j, BlockId b) {
-      CHECK(j == static_cast<std::int32_t>(by_tokens.size()));
-      by_tokens.push_back(b);
-    });
-    CHECK(found == static_cast<std::int32_t>(by_tokens.size()));
-    index.walk({prompt, hashes, nullptr}, n,
-               [&](std::int32_t, BlockId b) { by_hashes.push_back(b); });
-    CHECK(by_hashes == by_tokens);
+    auto const by_tokens = walk({prompt, {}, nullptr}, n);
+    CHECK(walk({prompt, hashes, nullptr}, n) == by_tokens);
     return by_tokens;
   }
 };
@@ -120,6 +123,19 @@ TEMPLATE_TEST_CASE("prefix index: the same content behind two parents is two blo
   auto const b = f.publish(4, ax, iota(60, 4));
   CHECK(f.walk(joined(joined(iota(0, 4), x), iota(60, 4))) == Blocks{a, ax, b});
   CHECK(f.walk(joined(joined(iota(4, 4), x), iota(60, 4))) == Blocks{c, cx});
+}
+
+TEMPLATE_TEST_CASE("prefix index: the first to be published stays, an equal one changes nothing",
+                   "", kv::Xxh3BlockHash, Colliding) {
+  Fixture<TestType> f;
+  auto const a = f.publish(0, none, iota(0, 4));
+  CHECK(f.publish(1, none, iota(0, 4)) == a);
+  CHECK_FALSE(f.index.is_published(block(1)));
+  CHECK(f.index.size() == 1);
+  // Its content is told apart from others that hash alike.
+  CHECK(f.publish(1, none, iota(1, 4)) == block(1));
+  CHECK(f.publish(2, a, iota(0, 4)) == block(2));
+  CHECK(f.index.size() == 3);
 }
 
 TEMPLATE_TEST_CASE("prefix index: extra keys are part of the content", "", kv::Xxh3BlockHash,
@@ -178,9 +194,7 @@ TEST_CASE("prefix index: a walk stops at the limit") {
   BlockId parent;
   for (std::int32_t j = 0; j < 30; ++j) parent = f.publish(j, parent, iota(4 * j, 4));
   auto const prompt = iota(0, 120);
-  std::int32_t hits = 0;
-  CHECK(f.index.walk({prompt, {}, nullptr}, 11, [&](std::int32_t, BlockId) { ++hits; }) == 11);
-  CHECK(hits == 11);
+  CHECK(f.walk({prompt, {}, nullptr}, 11).size() == 11);
   CHECK(f.walk(prompt).size() == 30);
   f.index.erase(block(29));
   CHECK(f.walk(prompt).size() == 29);

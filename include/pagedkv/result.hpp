@@ -17,18 +17,29 @@ struct Unexpected {
   Errc code;
 };
 
-/// Holds a `T` or an error; never empty. Reading the wrong one is misuse.
-template <class T>
-class [[nodiscard]] Result {
- public:
-  using value_type = T;
-  using error_type = Errc;
+namespace detail {
 
-  Result(T value) noexcept(std::is_nothrow_move_constructible_v<T>) : has_value_(true) {
+/// A small trivial value is returned in registers: worth a fifth of a decode step.
+template <class T, bool Trivial = std::is_trivially_copyable_v<T>>
+struct ResultStorage {
+  explicit ResultStorage(T value) noexcept : value_(value), has_value_(true) {}
+  explicit ResultStorage(Errc error) noexcept : error_(error), has_value_(false) {}
+
+  union {
+    T value_;
+    Errc error_;
+  };
+  bool has_value_;
+};
+
+template <class T>
+struct ResultStorage<T, false> {
+  explicit ResultStorage(T value) noexcept(std::is_nothrow_move_constructible_v<T>)
+      : has_value_(true) {
     ::new (static_cast<void*>(&value_)) T(std::move(value));
   }
-  Result(Unexpected error) noexcept : error_(error.code), has_value_(false) {}
-  Result(Result&& other) noexcept(std::is_nothrow_move_constructible_v<T>)
+  explicit ResultStorage(Errc error) noexcept : error_(error), has_value_(false) {}
+  ResultStorage(ResultStorage&& other) noexcept(std::is_nothrow_move_constructible_v<T>)
       : has_value_(other.has_value_) {
     if (has_value_) {
       ::new (static_cast<void*>(&value_)) T(std::move(other.value_));
@@ -36,7 +47,7 @@ class [[nodiscard]] Result {
       error_ = other.error_;
     }
   }
-  Result(Result const& other) requires std::is_copy_constructible_v<T>
+  ResultStorage(ResultStorage const& other) requires std::is_copy_constructible_v<T>
       : has_value_(other.has_value_) {
     if (has_value_) {
       ::new (static_cast<void*>(&value_)) T(other.value_);
@@ -44,16 +55,41 @@ class [[nodiscard]] Result {
       error_ = other.error_;
     }
   }
-  Result& operator=(Result&& other) noexcept(std::is_nothrow_move_constructible_v<T>) {
+  ResultStorage& operator=(ResultStorage&& other) noexcept(
+      std::is_nothrow_move_constructible_v<T>) {
     if (this != &other) {
-      this->~Result();
-      ::new (static_cast<void*>(this)) Result(std::move(other));
+      this->~ResultStorage();
+      ::new (static_cast<void*>(this)) ResultStorage(std::move(other));
     }
     return *this;
   }
-  ~Result() {
+  ~ResultStorage() {
     if (has_value_) value_.~T();
   }
+
+  union {
+    T value_;
+    Errc error_;
+  };
+  bool has_value_;
+};
+
+}  // namespace detail
+
+/// Holds a `T` or an error; never empty. Reading the wrong one is misuse.
+template <class T>
+class [[nodiscard]] Result : private detail::ResultStorage<T> {
+  using Storage = detail::ResultStorage<T>;
+  using Storage::error_;
+  using Storage::has_value_;
+  using Storage::value_;
+
+ public:
+  using value_type = T;
+  using error_type = Errc;
+
+  Result(T value) noexcept(std::is_nothrow_move_constructible_v<T>) : Storage(std::move(value)) {}
+  Result(Unexpected error) noexcept : Storage(error.code) {}
 
   [[nodiscard]] bool has_value() const noexcept { return has_value_; }
   [[nodiscard]] explicit operator bool() const noexcept { return has_value_; }
@@ -82,12 +118,6 @@ class [[nodiscard]] Result {
     PAGEDKV_ASSERT(has_value_, "Result::value: the call failed; test the Result first");
     return value_;
   }
-
-  union {
-    T value_;
-    Errc error_;
-  };
-  bool has_value_;
 };
 
 /// Success without a value, or an error.

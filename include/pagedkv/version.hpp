@@ -14,3 +14,10 @@
 #define PAGEDKV_NAMESPACE_END \
   }                           \
   }
+
+/// For the few functions whose call would cost as much as their work.
+#if defined(__GNUC__)
+#define PAGEDKV_ALWAYS_INLINE [[gnu::always_inline]] inline
+#else
+#define PAGEDKV_ALWAYS_INLINE inline
+#endif

@@ -220,7 +220,9 @@ class CacheCore {
       for (std::int32_t const stop = std::min(end, done + window); hashed < stop; ++hashed) {
         chain = index_.chained(chain, ids_of(blocks[hashed]), extra_of(hashed));
         hashes[hashed % window] = chain;
-        index_.prefetch(chain);
+        index_.prefetch_publish(blocks[hashed], chain);
+        pool_.prefetch(blocks[hashed]);
+        if (hashed + window < end) index_.prefetch_tokens(blocks[hashed + window]);
       }
       for (; done < hashed; ++done) {
         parent = publish_block(r, done, parent, hashes[done % window], extra_of(done));
@@ -385,7 +387,8 @@ class CacheCore {
   // ---- for Batch --------------------------------------------------------------------------------
 
   void mark_batched(std::int32_t r) noexcept { at(r).batch_tick = pool_.open_tick(); }
-  void mark_seen(std::int32_t r) noexcept { at(r).first_changed = state(r).num_blocks; }
+  void mark_seen(std::int32_t r) noexcept { at(r).first_changed = SequenceState::unchanged; }
+  void mark_unseen(std::int32_t r) noexcept { at(r).first_changed = 0; }
   void track_fresh() { pool_.track_fresh(); }
   template <class Report>
   void take_fresh(Report&& report) {
@@ -579,16 +582,18 @@ class CacheCore {
   }
   void write_ids(std::int32_t r, std::int32_t first, Ids ids) {
     TokenId const* from = ids.data();
-    for_each_piece(shape_, row(r), {first, static_cast<std::int32_t>(ids.size())},
-                   [&](BlockId b, std::int32_t offset, std::int32_t count) {
-                     TokenId* const to = index_.tokens(b) + offset;
-                     if (count == 16) {  // a constant length is a few moves, not a call
-                       std::memcpy(to, from, 16 * sizeof(TokenId));
-                     } else {
-                       std::memcpy(to, from, static_cast<std::size_t>(count) * sizeof(TokenId));
-                     }
-                     from += count;
-                   });
+    TokenRange left{first, static_cast<std::int32_t>(ids.size())};
+    if (shape_.tokens() == 16 && shape_.offset(first) == 0) {  // whole blocks: a few moves each
+      BlockId const* block = sequences_.places(r) + shape_.block(first);
+      for (; left.count >= 16; left.count -= 16, left.first += 16, from += 16) {
+        std::memcpy(index_.tokens(*block++), from, 16 * sizeof(TokenId));
+      }
+    }
+    for_each_piece(shape_, row(r), left, [&](BlockId b, std::int32_t offset, std::int32_t count) {
+      std::memcpy(index_.tokens(b) + offset, from,
+                  static_cast<std::size_t>(count) * sizeof(TokenId));
+      from += count;
+    });
   }
   void set_ids(std::int32_t r, std::int32_t first, Ids ids) {
     SequenceState& s = at(r);
@@ -613,7 +618,7 @@ class CacheCore {
   /// Whether an untaken copy fills the block of the first position that isn't committed.
   bool fills_later(std::int32_t r) const noexcept {
     SequenceState const& s = state(r);
-    if (shape_.offset(s.committed) == 0) return false;
+    if (copies_.num_pending() == 0 || shape_.offset(s.committed) == 0) return false;
     return pool_.has(sequences_.places(r)[shape_.block(s.committed)], BlockWord::copy_target);
   }
 
@@ -633,8 +638,9 @@ class CacheCore {
     return j == 0 ? BlockId{} : canonical(sequences_.places(r)[j - 1]);
   }
   /// Returns what is findable with the content of the row's block j: itself or its first twin.
-  BlockIdentity publish_block(std::int32_t r, std::int32_t j, BlockIdentity parent, Hash128 hash,
-                              Bytes extra) {
+  PAGEDKV_ALWAYS_INLINE BlockIdentity publish_block(std::int32_t r, std::int32_t j,
+                                                    BlockIdentity parent, Hash128 hash,
+                                                    Bytes extra) {
     BlockId const b = sequences_.places(r)[j];
     BlockId const first = index_.publish(b, hash, parent, extra);
     if (!first.is_null()) {

@@ -38,15 +38,16 @@ class IndexList {
     tail_ = id;
     ++size_;
   }
-  /// Many strong ids, in order.
-  template <class L, class Id>
-  void push_back(L* links, std::span<Id const> ids) noexcept {
+  /// Many strong ids, in order; `also(links, id)` is called for each.
+  template <class L, class Id, class Also>
+  void push_back(L* links, std::span<Id const> ids, Also&& also) noexcept {
     std::int32_t tail = tail_;
     for (Id const& strong : ids) {
       std::int32_t const id = strong.value();
       links[id].prev = tail;
       (tail >= 0 ? links[tail].next : head_) = id;
       tail = id;
+      also(links, id);
     }
     if (ids.empty()) return;
     links[tail].next = -1;

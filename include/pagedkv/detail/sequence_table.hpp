@@ -19,6 +19,8 @@ namespace detail {
 
 /// 64 bytes, one a row. A pin uses `num_blocks` alone.
 struct SequenceState {
+  static constexpr std::int32_t unchanged = INT32_MAX;
+
   std::int32_t size = 0;
   std::int32_t committed = 0;
   std::int32_t num_blocks = 0;
@@ -26,7 +28,7 @@ struct SequenceState {
   std::int32_t known = 0;             ///< leading positions whose ids are known, at least
   std::int32_t cached = 0;
   std::int32_t external = 0;
-  std::int32_t first_changed = 0;  ///< lowest column that a Batch hasn't seen
+  std::int32_t first_changed = 0;  ///< lowest column that a Batch hasn't seen; `unchanged`: none
   std::uint64_t batch_tick = 0;    ///< the step whose Batch it is in
   std::uint64_t id = 0;
   std::uint32_t epoch = 0;

@@ -147,7 +147,7 @@ class BasicBlockPool {
     while (!blocks.empty()) {
       auto const part = blocks.last(std::min(group, blocks.size()));
       blocks = blocks.first(blocks.size() - part.size());
-      // Most forks end without one block becoming free: that case is a load, a store and a test.
+      // The end of a fork frees nothing: that case is a load, a store and a test a block.
       bool any_zero = false;
       for (BlockId const b : part) {
         std::uint32_t const w = --words[b.value()];
@@ -160,10 +160,11 @@ class BasicBlockPool {
       std::uint32_t all = ~0U;
       for (std::size_t i = part.size(); i-- > 0;) {
         std::uint32_t const w = words[part[i].value()];
-        if ((w & BlockWord::count_mask) != 0) continue;
-        zeros[num_zeros++] = part[i];
-        any |= w;
-        all &= w;
+        bool const zero = (w & BlockWord::count_mask) == 0;
+        zeros[num_zeros] = part[i];
+        num_zeros += zero ? 1 : 0;
+        any |= zero ? w : 0;
+        all &= zero ? w : ~0U;
       }
       if (wait || deferred_ || (any & unusual) != 0 || num_incoming() != 0 ||
           batched_release_ == open_tick_) {

@@ -62,13 +62,11 @@ class LruEviction {
 
   /// Evicted last, in this order.
   void push_back(std::span<BlockId const> blocks) noexcept {
-    Link* const links = links_.data();
-    for (BlockId const block : blocks) {
+    list_.push_back(links_.data(), blocks, [&](Link* links, std::int32_t block) {
       std::int32_t& slot = recent_[turn_++ % distance];
-      links[slot].jump = block.value();
-      slot = block.value();
-    }
-    list_.push_back(links, blocks);
+      links[slot].jump = block;
+      slot = block;
+    });
   }
   /// Evicted first.
   void push_front(BlockId block) noexcept {

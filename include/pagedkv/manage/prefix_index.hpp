@@ -188,6 +188,15 @@ class BasicPrefixIndex {
   }
 
   void prefetch(Hash128 hash) const noexcept { by_hash_.prefetch(hash); }
+  void prefetch_tokens(BlockId b) const noexcept {
+    detail::prefetch_read(&tokens_[at(b) * block_tokens_]);
+  }
+  /// For a block that will be published soon: all lines that `publish` writes.
+  void prefetch_publish(BlockId b, Hash128 hash) const noexcept {
+    by_hash_.prefetch(hash);
+    detail::prefetch_write(&records_[at(b)]);
+    detail::prefetch_write(&child_hint_[at(b)]);
+  }
   /// For a block whose content will be dropped and replaced soon.
   void prefetch_content(BlockId b) const noexcept {
     detail::prefetch_write(&records_[at(b)]);
@@ -197,7 +206,8 @@ class BasicPrefixIndex {
 
   /// Publishes `b`, whose tokens are complete, unless something equal is published already: then
   /// that is returned and nothing has changed. Else null.
-  BlockId publish(BlockId b, Hash128 hash, BlockIdentity parent, Bytes extra) noexcept {
+  PAGEDKV_ALWAYS_INLINE BlockId publish(BlockId b, Hash128 hash, BlockIdentity parent,
+                                        Bytes extra) noexcept {
     std::int32_t const equal = by_hash_.find_or_insert(hash, b.value(), [&](std::int32_t id) {
       return records_[static_cast<std::size_t>(id)].hash == hash &&
              continues(BlockId{id}, parent, tokens(b), extra);
@@ -208,13 +218,10 @@ class BasicPrefixIndex {
     record.parent = parent.block.value();
     record.parent_generation = parent.generation;
     record.num_extra_bytes = static_cast<std::uint32_t>(extra.size());
-    if (!extra.empty()) std::memcpy(&extra_[at(b) * extra_stride()], extra.data(), extra.size());
-    if (parent.block.is_null()) {
-      root_hint_[root_place(block_tokens(b))] = b.value();
-    } else {
-      child_hint_[at(parent.block)] = b.value();
+    if (!parent.block.is_null()) child_hint_[at(parent.block)] = b.value();
+    if (parent.block.is_null() || !extra.empty() || siblings_.size() != 0) {
+      publish_rest(b, parent, extra);
     }
-    if (siblings_.size() != 0) link_sibling(b);
     return {};
   }
 
@@ -277,6 +284,12 @@ class BasicPrefixIndex {
     return tokens.subspan(static_cast<std::size_t>(j) * block_tokens_, block_tokens_);
   }
   Tokens block_tokens(BlockId b) const noexcept { return {tokens(b), block_tokens_}; }
+
+  void publish_rest(BlockId b, BlockIdentity parent, Bytes extra) noexcept {
+    if (!extra.empty()) std::memcpy(&extra_[at(b) * extra_stride()], extra.data(), extra.size());
+    if (parent.block.is_null()) root_hint_[root_place(block_tokens(b))] = b.value();
+    if (siblings_.size() != 0) link_sibling(b);
+  }
 
   bool equal_tokens(TokenId const* a, TokenId const* b) const noexcept {
 #if defined(__SSE2__)

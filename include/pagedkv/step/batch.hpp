@@ -68,7 +68,7 @@ class BasicBatch {
   void begin_step() {
     drop_gone();
     for (Entry& e : entries_) e.query.count = 0;
-    num_tokens_ = 0;
+    num_tokens_ = num_runs_ = 0;
     pad_tokens_ = pad_sequences_ = 0;
   }
 
@@ -91,9 +91,11 @@ class BasicBatch {
       row = insert(seq.row_);
     }
     Entry& entry = entries_[static_cast<std::size_t>(row)];
-    entry.query = query;
-    entry.length = query.end();
+    if (before != 0) num_runs_ -= runs_of(entry.query);
     num_tokens_ += query.count - before;
+    num_runs_ += runs_of(query);
+    entry.query = query;
+    set_length(entry, query.end());
     if (query.count > 0) core_->mark_batched(seq.row_);
     return row;
   }
@@ -122,6 +124,8 @@ class BasicBatch {
   Result<BatchStep> build(BatchBuffers const& out) {
     Survey const now = survey();
     BatchStep step = now.step;
+    PAGEDKV_ASSERT(now.queries_exist,
+                   "Batch::build: a query's positions were truncated; add it again");
     if (!now.rows_fit || !fits(step, out)) return Unexpected{Errc::batch_full};
     write_rows(step, out);
     if (now.rows_changed) write_changes(out.row_changes);
@@ -142,8 +146,9 @@ class BasicBatch {
       for (std::size_t i = 0; i < n; ++i) core_->publish_next(waiting[i].first, waiting[i].second);
       n = 0;
     };
+    bool const all_current = ended_ == core_->sequences().num_ended();
     for (Entry const& entry : entries_) {
-      if (entry.query.count == 0 || !is_current(entry)) continue;
+      if (entry.query.count == 0 || (!all_current && !is_current(entry))) continue;
       std::int32_t const end = entry.query.end();
       if (!core_->advance(entry.sequence, end)) continue;
       if (core_->shape().block(end) - core_->state(entry.sequence).published_blocks > 1) {
@@ -185,8 +190,9 @@ class BasicBatch {
     std::int32_t sequence;  ///< its row in the cache
     std::uint32_t generation;
     TokenRange query;
-    std::int32_t length = 0;
-    std::int32_t changed_from = 0;    ///< columns from here on may differ from the table
+    std::int32_t length = 0;          ///< positions that the kernels may read
+    std::int32_t num_blocks = 0;      ///< of `length`
+    std::int32_t last_block_len = 0;  ///< of `length`
     std::int32_t shared_blocks = -1;  ///< leading columns equal to those of the base; -1: unknown
   };
   struct Nothing {
@@ -214,8 +220,21 @@ class BasicBatch {
     return core_->state(e.sequence).generation == e.generation;
   }
 
+  std::int32_t runs_of(TokenRange query) const noexcept {
+    if (query.count <= 1) return query.count;
+    return core_->shape().block(query.end() - 1) - core_->shape().block(query.first) + 1;
+  }
+  void set_length(Entry& entry, std::int32_t length) noexcept {
+    std::int32_t const blocks = core_->shape().blocks(length);
+    num_indices_ += blocks - entry.num_blocks;
+    entry.length = length;
+    entry.num_blocks = blocks;
+    entry.last_block_len = blocks == 0 ? 0 : length - (blocks - 1) * core_->shape().tokens();
+  }
+
   std::int32_t insert(std::int32_t sequence) {
     auto const row = num_sequences();
+    core_->mark_unseen(sequence);
     entries_.push_back({sequence, core_->state(sequence).generation, {}});
     entry_of_[static_cast<std::size_t>(sequence)] = row;
     vacated_ = std::max(vacated_, entries_.size());
@@ -224,6 +243,8 @@ class BasicBatch {
   void erase(std::size_t e) {
     std::size_t const last = entries_.size() - 1;
     num_tokens_ -= entries_[e].query.count;
+    num_runs_ -= runs_of(entries_[e].query);
+    num_indices_ -= entries_[e].num_blocks;
     std::int32_t& place = entry_of_[static_cast<std::size_t>(entries_[e].sequence)];
     if (place == static_cast<std::int32_t>(e)) place = -1;
     if (e != last) {
@@ -252,9 +273,8 @@ class BasicBatch {
     }
   }
 
-  bool has_changed(std::size_t e, detail::SequenceState const& s) const noexcept {
-    return filled_[e] != s.num_blocks ||
-           std::min(entries_[e].changed_from, s.first_changed) < s.num_blocks;
+  static bool has_changed(detail::SequenceState const& s) noexcept {
+    return s.first_changed != detail::SequenceState::unchanged;
   }
   /// Calls `change(column, block)` where the row differs from the table; returns how often.
   template <class Change>
@@ -264,8 +284,7 @@ class BasicBatch {
     auto const end = static_cast<std::int32_t>(blocks.size());
     std::int32_t const* const table = table_row(e);
     std::int32_t n = 0;
-    std::int32_t j =
-        std::min({entry.changed_from, core_->state(entry.sequence).first_changed, end});
+    std::int32_t j = std::min(core_->state(entry.sequence).first_changed, end);
     for (; j < end; ++j) {
       std::int32_t const block = blocks[static_cast<std::size_t>(j)].value();
       if (table[j] == block && j < filled_[e]) continue;
@@ -280,6 +299,7 @@ class BasicBatch {
     BatchStep step;
     bool rows_fit = true;
     bool rows_changed = false;
+    bool queries_exist = true;
   };
   /// One pass over the entries. Common prefix: all are compared with one of them, the base, and the
   /// result is kept from step to step, so that only columns that changed are compared again.
@@ -287,26 +307,18 @@ class BasicBatch {
     drop_gone();
     Survey now;
     BatchStep& step = now.step;
-    step.num_sequences = num_sequences();
-    step.num_tokens = num_tokens_;
-    step.padded_sequences = std::max(pad_sequences_, step.num_sequences);
-    step.padded_tokens = std::max(pad_tokens_, step.num_tokens);
-    step.num_row_moves = static_cast<std::int32_t>(moves_.size());
-    step.num_new_blocks = core_->pool().num_fresh();
-    step.num_copies = core_->copies().num_pending();
-    detail::BlockShape const shape = core_->shape();
     std::size_t const base = choose_base();
     bool const base_changed =
-        base < entries_.size() && has_changed(base, core_->state(entries_[base].sequence));
-    std::int32_t common = base < entries_.size() ? shape.block(entries_[base].length) : 0;
-    for (std::size_t e = 0; e < entries_.size(); ++e) {
+        base < entries_.size() && has_changed(core_->state(entries_[base].sequence));
+    std::int32_t common = base < entries_.size() ? INT32_MAX : 0;
+    for (std::size_t e = 0, n = entries_.size(); e < n; ++e) {
       Entry& entry = entries_[e];
       auto const& s = core_->state(entry.sequence);
-      PAGEDKV_ASSERT(entry.query.count == 0 || entry.query.end() <= s.size,
-                     "Batch::build: a query's positions were truncated; add it again");
-      entry.length = std::min(entry.length, s.size);
-      step.num_indices += shape.blocks(entry.length);
-      bool const changed = has_changed(e, s);
+      if (entry.length > s.size) {  // truncated since it was added
+        now.queries_exist = now.queries_exist && entry.query.count == 0;
+        set_length(entry, s.size);
+      }
+      bool const changed = has_changed(s);
       if (changed || base_changed || entry.shared_blocks < 0) compare_with(base, entry);
       if (changed) {
         now.rows_changed = true;
@@ -314,16 +326,24 @@ class BasicBatch {
         if (now.rows_fit) step.num_row_changes += for_each_change(e, Nothing{});
       }
       if (entry.query.count == 0) continue;
-      step.num_runs += entry.query.count == 1 ? 1
-                                              : shape.block(entry.query.end() - 1) -
-                                                    shape.block(entry.query.first) + 1;
-      common = std::min({common, entry.shared_blocks, shape.block(entry.length)});
+      bool const last_is_full = entry.last_block_len == core_->shape().tokens();
+      common = std::min(common, entry.shared_blocks);
+      common = std::min(common, entry.num_blocks - (last_is_full ? 0 : 1));
     }
-    step.common_prefix_blocks = common;
     for (std::size_t e = entries_.size(); e < vacated_; ++e) {
       now.rows_changed = true;
       step.num_row_changes += filled_[e];
     }
+    step.num_sequences = num_sequences();
+    step.num_tokens = num_tokens_;
+    step.padded_sequences = std::max(pad_sequences_, step.num_sequences);
+    step.padded_tokens = std::max(pad_tokens_, step.num_tokens);
+    step.num_indices = num_indices_;
+    step.num_runs = num_runs_;
+    step.num_row_moves = static_cast<std::int32_t>(moves_.size());
+    step.num_new_blocks = core_->pool().num_fresh();
+    step.num_copies = core_->copies().num_pending();
+    step.common_prefix_blocks = common;
     return now;
   }
   /// The first entry with tokens. A new one is compared with everybody afresh.
@@ -345,14 +365,12 @@ class BasicBatch {
     }
     auto const first = blocks_of(entries_[base]);
     auto const blocks = blocks_of(entry);
-    auto shared = static_cast<std::size_t>(std::max(
-        0, std::min({entry.shared_blocks, first_change(entries_[base]), first_change(entry)})));
+    auto shared = static_cast<std::size_t>(
+        std::max(0, std::min({entry.shared_blocks, core_->state(entry.sequence).first_changed,
+                              core_->state(entries_[base].sequence).first_changed})));
     std::size_t const end = std::min(first.size(), blocks.size());
     while (shared < end && blocks[shared] == first[shared]) ++shared;
     entry.shared_blocks = static_cast<std::int32_t>(shared);
-  }
-  std::int32_t first_change(Entry const& e) const noexcept {
-    return std::min(e.changed_from, core_->state(e.sequence).first_changed);
   }
 
   bool fits(BatchStep const& step, BatchBuffers const& out) const noexcept {
@@ -384,22 +402,18 @@ class BasicBatch {
     std::int32_t tokens = 0;
     std::int32_t num_indices = 0;
     std::size_t e = 0;
-    for (; e < entries_.size(); ++e) {
-      Entry const& entry = entries_[e];
-      std::int32_t const used = shape.blocks(entry.length);
-      BlockId const* const blocks = blocks_of(entry).data();
+    for (Entry const* entry = entries_.data(); e < entries_.size(); ++e, ++entry) {
+      auto const used = static_cast<std::size_t>(entry->num_blocks);
+      BlockId const* const blocks = core_->sequences().places(entry->sequence);
       if (query_offsets != nullptr) query_offsets[e] = tokens;
-      if (lengths != nullptr) lengths[e] = entry.length;
+      if (lengths != nullptr) lengths[e] = entry->length;
       if (indptr != nullptr) indptr[e] = num_indices;
-      if (last_block_len != nullptr) {
-        last_block_len[e] = used > 0 ? entry.length - (used - 1) * shape.tokens() : 0;
-      }
+      if (last_block_len != nullptr) last_block_len[e] = entry->last_block_len;
       if (indices != nullptr) {
         static_assert(sizeof(BlockId) == sizeof(std::int32_t));
-        std::memcpy(indices + num_indices, blocks,
-                    static_cast<std::size_t>(used) * sizeof(BlockId));
+        std::memcpy(indices + num_indices, blocks, used * sizeof(BlockId));
       }
-      num_indices += used;
+      num_indices += entry->num_blocks;
       auto const piece = [&](BlockId b, std::int32_t offset, std::int32_t count) {
         Slot const first = Slot{b.value()} * shape.tokens() + offset;
         if (slots != nullptr) {
@@ -408,10 +422,10 @@ class BasicBatch {
         if (runs != nullptr) *runs++ = {b, offset, count, tokens};
         tokens += count;
       };
-      if (entry.query.count == 1) {  // decoding: no loops
-        piece(blocks[shape.block(entry.query.first)], shape.offset(entry.query.first), 1);
+      if (entry->query.count == 1) {  // decoding: the last position, no loops
+        piece(blocks[used - 1], entry->last_block_len - 1, 1);
       } else {
-        for_each_piece(shape, {blocks, static_cast<std::size_t>(used)}, entry.query, piece);
+        for_each_piece(shape, {blocks, used}, entry->query, piece);
       }
     }
     for (auto const n = static_cast<std::size_t>(step.padded_sequences); e < n; ++e) {
@@ -432,11 +446,11 @@ class BasicBatch {
       if (!out.empty()) out[written++] = {static_cast<std::int32_t>(e), column, block};
     };
     for (std::size_t e = 0; e < entries_.size(); ++e) {
-      Entry& entry = entries_[e];
+      Entry const& entry = entries_[e];
       auto const& s = core_->state(entry.sequence);
-      if (!has_changed(e, s)) continue;
+      if (!has_changed(s)) continue;
       for_each_change(e, [&](std::int32_t j, std::int32_t b) { report(e, j, b); });
-      filled_[e] = entry.changed_from = s.num_blocks;
+      filled_[e] = s.num_blocks;
       core_->mark_seen(entry.sequence);
     }
     for (std::size_t e = entries_.size(); e < vacated_; ++e) {
@@ -477,6 +491,8 @@ class BasicBatch {
   std::uint64_t ended_ = 0;  ///< sequences that had ended when entries were last looked through
   std::size_t vacated_ = 0;  ///< rows from here on are empty in the table
   std::int32_t num_tokens_ = 0;
+  std::int32_t num_runs_ = 0;
+  std::int32_t num_indices_ = 0;
   std::int32_t pad_tokens_ = 0;
   std::int32_t pad_sequences_ = 0;
   bool lost_moves_ = false;

@@ -21,3 +21,12 @@
 #else
 #define PAGEDKV_ALWAYS_INLINE inline
 #endif
+
+/// Loops of a few instructions, where counting is most of the work.
+#if defined(__clang__)
+#define PAGEDKV_UNROLL _Pragma("unroll 8")
+#elif defined(__GNUC__)
+#define PAGEDKV_UNROLL _Pragma("GCC unroll 8")
+#else
+#define PAGEDKV_UNROLL
+#endif

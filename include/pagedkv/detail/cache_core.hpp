@@ -271,7 +271,7 @@ class CacheCore {
     if (from.committed != from.size) return Unexpected{Errc::uncommitted};
     if (sequences_.full()) return Unexpected{Errc::no_free_sequences};
     auto const blocks = row(parent);
-    for (BlockId const b : blocks) pool_.share(b);
+    pool_.share(blocks);
     std::int32_t const child = start(id);
     std::copy(blocks.begin(), blocks.end(), sequences_.places(child));
     SequenceState& s = sequences_.state(child);
@@ -675,8 +675,8 @@ class CacheCore {
   void adopt(std::int32_t r, std::int32_t j) {
     SequenceState& s = at(r);
     BlockId const b = sequences_.places(r)[j];
-    pool_.share(twin_of(b));
     sequences_.places(r)[j] = twin_of(b);
+    pool_.share({&sequences_.places(r)[j], 1});
     s.first_changed = std::min(s.first_changed, j);
     ++stats_.adopted_blocks;
     release_blocks(r, {&b, 1});

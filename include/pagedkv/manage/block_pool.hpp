@@ -127,13 +127,21 @@ class BasicBlockPool {
   }
 
   /// One more reference. Revives an idle, waiting or retained block. O(1).
-  void acquire(BlockId b) noexcept {
+  PAGEDKV_ALWAYS_INLINE void acquire(BlockId b) noexcept {
     std::uint32_t const w = words_[at(b)];
     if ((w & BlockWord::count_mask) == 0) leave_unreferenced(b, w);
     words_[at(b)] = ((w & ~(BlockWord::leaves_first | BlockWord::waiting)) + 1) | BlockWord::shared;
   }
-  /// One more reference to a block that has one already. O(1), four bytes.
-  void share(BlockId b) noexcept { words_[at(b)] = (words_[at(b)] + 1) | BlockWord::shared; }
+  /// One more reference to blocks that have one already. Four bytes a block.
+  void share(std::span<BlockId const> blocks) noexcept {
+    std::uint32_t* const words = words_.data();
+    BlockId const* const ids = blocks.data();
+    std::size_t const n = blocks.size();
+    PAGEDKV_UNROLL
+    for (std::size_t i = 0; i < n; ++i) {
+      words[ids[i].value()] = (words[ids[i].value()] + 1) | BlockWord::shared;
+    }
+  }
 
   /// Drops one reference of each block, the last of the span first (contract 10). A block that
   /// nobody references any more goes where its flags say; `wait` sends it to quarantine. Before
@@ -149,8 +157,11 @@ class BasicBlockPool {
       blocks = blocks.first(blocks.size() - part.size());
       // The end of a fork frees nothing: that case is a load, a store and a test a block.
       bool any_zero = false;
-      for (BlockId const b : part) {
-        std::uint32_t const w = --words[b.value()];
+      BlockId const* const ids = part.data();
+      std::size_t const n = part.size();
+      PAGEDKV_UNROLL
+      for (std::size_t i = 0; i < n; ++i) {
+        std::uint32_t const w = --words[ids[i].value()];
         any_zero |= (w & BlockWord::count_mask) == 0;
       }
       if (!any_zero) continue;
@@ -309,7 +320,7 @@ class BasicBlockPool {
   }
 
   // `b` has no references; takes it out of whatever list it waits in.
-  void leave_unreferenced(BlockId b, std::uint32_t w) noexcept {
+  PAGEDKV_ALWAYS_INLINE void leave_unreferenced(BlockId b, std::uint32_t w) noexcept {
     if ((w & BlockWord::waiting) == 0) {
       eviction_.erase(b);
       return;

@@ -73,7 +73,9 @@ class LruEviction {
     list_.push_front(links_.data(), block.value());
     links_[index(block)].jump = block.value();
   }
-  void erase(BlockId block) noexcept { list_.erase(links_.data(), block.value()); }
+  PAGEDKV_ALWAYS_INLINE void erase(BlockId block) noexcept {
+    list_.erase(links_.data(), block.value());
+  }
 
   /// Fills `out` with the next victims. Requires: `out.size() <= size()`.
   template <class Soon>

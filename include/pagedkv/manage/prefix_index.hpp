@@ -143,19 +143,17 @@ class BasicPrefixIndex {
   std::int32_t walk(detail::PromptView const& prompt, std::int32_t max_blocks, Hit&& hit,
                     Soon&& soon) const {
     BlockIdentity parent;
-    RunAhead ahead;
-    for (std::int32_t j = 0; j < max_blocks; ++j) {
-      auto const tokens = block_of(prompt.tokens, j);
+    RunAhead ahead(*this);
+    TokenId const* tokens = prompt.tokens.data();
+    for (std::int32_t j = 0; j < max_blocks; ++j, tokens += block_tokens_) {
       Bytes const extra = prompt.extra_of(j);
       BlockId block = parent.block.is_null() ? BlockId{} : BlockId{child_hint_[at(parent.block)]};
-      if (block.is_null() || !continues(block, parent, tokens.data(), extra)) {
-        Hash128 const h = prompt.hashes.empty() ? chained(hash(parent.block), tokens, extra)
-                                                : prompt.hashes[static_cast<std::size_t>(j)];
-        block = find(h, parent, tokens, extra);
+      if (block.is_null() || !continues(block, parent, tokens, extra)) {
+        block = find_hashed(prompt, j, parent, extra);
         if (block.is_null()) return j;
         ahead.restart(block);
       }
-      ahead.advance(*this, soon);
+      ahead.advance(soon);
       hit(j, block);
       parent = identity(block);
     }
@@ -240,30 +238,35 @@ class BasicPrefixIndex {
     static constexpr int distance = 16;
 
    public:
+    explicit RunAhead(BasicPrefixIndex const& index) noexcept
+        : index_(index), hints_(index.child_hint_.data()) {}
+
     void restart(BlockId b) noexcept {
       front_ = b.value();
       lead_ = 0;
     }
     // Two steps a block until it is far enough ahead, then one.
     template <class Soon>
-    void advance(BasicPrefixIndex const& index, Soon& soon) noexcept {
+    PAGEDKV_ALWAYS_INLINE void advance(Soon& soon) noexcept {
       if (lead_ < distance) {
-        step(index, soon);
+        step(soon);
         ++lead_;
       }
-      step(index, soon);
+      step(soon);
     }
 
    private:
     template <class Soon>
-    void step(BasicPrefixIndex const& index, Soon& soon) noexcept {
+    PAGEDKV_ALWAYS_INLINE void step(Soon& soon) noexcept {
       if (front_ < 0) return;
-      front_ = index.child_hint_[static_cast<std::size_t>(front_)];
+      front_ = hints_[front_];
       if (front_ < 0) return;
-      index.prefetch_content(BlockId{front_});
+      index_.prefetch_content(BlockId{front_});
       soon(BlockId{front_});
     }
 
+    BasicPrefixIndex const& index_;
+    std::int32_t const* hints_;
     std::int32_t front_ = -1;
     int lead_ = 0;
   };
@@ -306,7 +309,15 @@ class BasicPrefixIndex {
 #endif
     return std::memcmp(a, b, block_tokens_ * sizeof(TokenId)) == 0;
   }
-  bool continues(BlockId b, BlockIdentity parent, TokenId const* tokens, Bytes extra) const {
+  BlockId find_hashed(detail::PromptView const& prompt, std::int32_t j, BlockIdentity parent,
+                      Bytes extra) const {
+    auto const tokens = block_of(prompt.tokens, j);
+    Hash128 const h = prompt.hashes.empty() ? chained(hash(parent.block), tokens, extra)
+                                            : prompt.hashes[static_cast<std::size_t>(j)];
+    return find(h, parent, tokens, extra);
+  }
+  PAGEDKV_ALWAYS_INLINE bool continues(BlockId b, BlockIdentity parent, TokenId const* tokens,
+                                       Bytes extra) const {
     Record const& record = records_[at(b)];
     return record.parent == parent.block.value() && record.parent_generation == parent.generation &&
            record.num_extra_bytes == extra.size() && equal_tokens(this->tokens(b), tokens) &&

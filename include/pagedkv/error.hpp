@@ -105,8 +105,3 @@ PAGEDKV_NAMESPACE_END
 #else
 #define PAGEDKV_ASSERT(condition, rule) void(0)
 #endif
-#if PAGEDKV_ASSERT_LEVEL >= 2
-#define PAGEDKV_ASSERT_FULL(condition, rule) PAGEDKV_DETAIL_CHECK(condition, rule)
-#else
-#define PAGEDKV_ASSERT_FULL(condition, rule) void(0)
-#endif

@@ -395,7 +395,18 @@ class CacheCore {
     pool_.take_fresh(std::forward<Report>(report));
   }
 
-  /// Tokens in blocks that nobody else references. O(blocks).
+  bool adoptable(BlockId b) const noexcept {
+    return pool_.has(b, BlockWord::twin) && pool_.references(b) == 1 && pool_.leaves_at_once(b);
+  }
+  /// Blocks that adopting this sequence's own twins frees at once. The tail isn't looked at: it is
+  /// about to be written.
+  std::int32_t num_adoptable(std::int32_t r) const noexcept {
+    if (!state(r).may_have_twins || in_batch(r)) return 0;
+    auto const full = row(r).first(static_cast<std::size_t>(shape_.block(state(r).size)));
+    return static_cast<std::int32_t>(
+        std::count_if(full.begin(), full.end(), [&](BlockId b) { return adoptable(b); }));
+  }
+  /// Blocks that nobody else references. O(blocks).
   [[nodiscard]] std::int32_t unshared_blocks(std::int32_t r) const noexcept {
     std::int32_t n = 0;
     for (BlockId const b : row(r)) n += pool_.references(b) == 1 ? 1 : 0;
@@ -680,17 +691,6 @@ class CacheCore {
     s.first_changed = std::min(s.first_changed, j);
     ++stats_.adopted_blocks;
     release_blocks(r, {&b, 1});
-  }
-  bool adoptable(BlockId b) const noexcept {
-    return pool_.has(b, BlockWord::twin) && pool_.references(b) == 1 && pool_.leaves_at_once(b);
-  }
-  /// Blocks that adopting this sequence's own twins frees at once. The tail isn't looked at: it is
-  /// about to be written.
-  std::int32_t num_adoptable(std::int32_t r) const noexcept {
-    if (!state(r).may_have_twins || in_batch(r)) return 0;
-    auto const full = row(r).first(static_cast<std::size_t>(shape_.block(state(r).size)));
-    return static_cast<std::int32_t>(
-        std::count_if(full.begin(), full.end(), [&](BlockId b) { return adoptable(b); }));
   }
   void adopt_twins(std::int32_t r) {
     for (std::int32_t j = 0; j < shape_.block(state(r).size); ++j) {

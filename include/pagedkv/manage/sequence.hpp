@@ -116,6 +116,9 @@ class BasicSequence {
   /// Releases with a hint about what comes next. O(blocks).
   void finish(Reuse reuse) && { release(reuse); }
 
+  /// Blocks that `reserve` would free, if it had to, by letting this sequence's twins go.
+  /// O(blocks).
+  [[nodiscard]] std::int32_t adoptable_blocks() const { return core().num_adoptable(row_); }
   /// Blocks that nobody else references: what releasing this sequence gives back. O(blocks).
   [[nodiscard]] std::int32_t unshared_blocks() const { return core().unshared_blocks(row_); }
   /// Tokens in those blocks: what preempting this sequence costs at most. O(blocks).

@@ -160,6 +160,7 @@ class BasicBatch {
       if (n == window) publish_waiting();
     }
     publish_waiting();
+    detail::check(*core_);
   }
 
   /// Row `row` as it is now, [table_width()]; behind its end block 0.

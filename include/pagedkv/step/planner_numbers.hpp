@@ -27,7 +27,8 @@ template <class Cache>
 
 /// A running request, without its preemption cost (see `preemption_cost`). `tokens`: positions to
 /// compute in all, `drafts` of them unverified. `computed` is what is committed: an engine with
-/// steps in flight sets it to what those will have computed. O(1).
+/// steps in flight sets it to what those will have computed. O(1); without a block to be had,
+/// O(blocks).
 template <class Cache, class Sequence>
 [[nodiscard]] RunningRequest running_request(Cache const& cache, Sequence const& sequence,
                                              std::int32_t tokens, std::int32_t drafts = 0,
@@ -42,6 +43,9 @@ template <class Cache, class Sequence>
   if (tail_has_room && sequence.blocks_needed(1) > 0) {
     bool const one_owner = cache.references(sequence.blocks().back()) == 1;
     request.tail_copy = one_owner ? TailCopy::unless_full : TailCopy::always;
+  }
+  if (sequence.blocks_needed(1) > cache.available_blocks()) {
+    request.adoptable_blocks = sequence.adoptable_blocks();
   }
   return request;
 }

@@ -92,7 +92,7 @@ TEST_CASE("block pool: all blocks are free at first, block 0 is handed out first
 TEST_CASE("block pool: a block comes back with its last reference") {
   BlockPool pool(2);
   auto const b = allocate(pool, 1);
-  pool.share(b[0]);
+  pool.share({&b[0], 1});
   pool.acquire(b[0]);
   CHECK(pool.references(b[0]) == 3);
   release(pool, b);
@@ -157,7 +157,7 @@ TEST_CASE("block pool: an evicted block starts anew") {
   BlockPool pool(1);
   auto const b = allocate(pool, 1);
   publish(pool, b);
-  pool.share(b[0]);
+  pool.share({&b[0], 1});
   release(pool, b);
   release(pool, b);
   allocate(pool, 1);
@@ -219,7 +219,7 @@ TEST_CASE("block pool: blocks in the step's batch wait for its end") {
 TEST_CASE("block pool: after a batched release, blocks that were ever shared wait as well") {
   BlockPool pool(3);
   auto const b = allocate(pool, 3);
-  pool.share(b[0]);
+  pool.share({&b[0], 1});
   release(pool, {b[0]});
   pool.note_batched_release();
   CHECK_FALSE(pool.leaves_at_once(b[0]));
@@ -354,7 +354,7 @@ TEST_CASE("block pool: twins and copy targets are told apart at their last refer
   auto const b = allocate(pool, 3);
   pool.set(b[0], BlockWord::twin);
   pool.set(b[1], BlockWord::copy_target);
-  pool.share(b[0]);
+  pool.share({&b[0], 1});
   Blocks told;
   auto const special = [&](BlockId x, std::uint32_t word) {
     told.push_back(x);
@@ -388,7 +388,7 @@ TEST_CASE("block pool: random owners agree with a count by hand") {
       case 1:
         if (!owners.empty()) {
           auto const copy = owners[random() % owners.size()];
-          for (BlockId const b : copy) pool.share(b);
+          pool.share(copy);
           owners.push_back(copy);
         }
         break;

@@ -100,7 +100,10 @@ TEST_CASE("index list: random pushes and erases agree with std::list, both ways"
         many.emplace_back(i);
         model.push_back(i);
       }
-      list.push_back(links.data(), std::span<BlockId const>(many));
+      std::vector<BlockId> told;
+      list.push_back(links.data(), std::span<BlockId const>(many),
+                     [&](Link*, std::int32_t linked) { told.emplace_back(linked); });
+      REQUIRE(told == many);
     } else if (random() % 2 == 0) {
       list.push_back(links.data(), id);
       model.push_back(id);

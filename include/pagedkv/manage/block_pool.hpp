@@ -121,7 +121,11 @@ class BasicBlockPool {
                    "allocate: ask num_available() first");
     std::size_t const from_stack = std::min(out.size(), static_cast<std::size_t>(num_free_));
     BlockId const* top = free_.data() + num_free_;
-    for (BlockId& b : out.first(from_stack)) take(b = *--top);
+    if (fresh_.size() == 0) {  // nobody asks which blocks are new
+      for (BlockId& b : out.first(from_stack)) words_[at(b = *--top)] = 1;
+    } else {
+      for (BlockId& b : out.first(from_stack)) take(b = *--top);
+    }
     num_free_ -= static_cast<std::int32_t>(from_stack);
     evict_into(out.subspan(from_stack), listener);
   }
@@ -151,6 +155,7 @@ class BasicBlockPool {
     constexpr std::size_t group = 32;
     constexpr auto unusual =
         BlockWord::held | BlockWord::twin | BlockWord::copy_target | BlockWord::leaves_first;
+    if (blocks.size() == 1) return release_one(blocks[0], wait, special);
     std::uint32_t* const words = words_.data();
     while (!blocks.empty()) {
       auto const part = blocks.last(std::min(group, blocks.size()));

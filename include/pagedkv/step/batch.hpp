@@ -43,7 +43,8 @@ class BasicBatch {
         limits_(checked(limits, cache.table_width())),
         entries_(),
         entry_of_(static_cast<std::size_t>(core_->config().max_sequences), -1),
-        table_(static_cast<std::size_t>(limits_.max_sequences) * width()),
+        stride_(detail::row_stride(limits_.max_blocks_per_sequence)),
+        table_(static_cast<std::size_t>(limits_.max_sequences) * stride_),
         filled_(static_cast<std::size_t>(limits_.max_sequences)) {
     entries_.reserve(filled_.size());
     moves_.reserve(filled_.size());
@@ -181,9 +182,11 @@ class BasicBatch {
                    "copy_table: out must hold rows * table_width() elements");
     if (survey().rows_changed) write_changes({});
     write_moves({});
-    std::size_t const kept = std::min(rows, filled_.size()) * width();
-    std::copy_n(table_.data(), kept, out.begin());
-    std::fill_n(out.begin() + static_cast<std::ptrdiff_t>(kept), rows * width() - kept, 0);
+    auto to = out.begin();
+    for (std::size_t e = 0; e < rows; ++e) {
+      bool const exists = e < filled_.size();
+      to = exists ? std::copy_n(table_row(e), width(), to) : std::fill_n(to, width(), 0);
+    }
   }
 
  private:
@@ -213,7 +216,7 @@ class BasicBatch {
   std::size_t width() const noexcept {
     return static_cast<std::size_t>(limits_.max_blocks_per_sequence);
   }
-  std::int32_t* table_row(std::size_t e) noexcept { return &table_[e * width()]; }
+  std::int32_t* table_row(std::size_t e) noexcept { return &table_[e * stride_]; }
   std::span<BlockId const> blocks_of(Entry const& e) const noexcept {
     return core_->row(e.sequence);
   }
@@ -484,6 +487,7 @@ class BasicBatch {
   BatchLimits limits_;
   std::vector<Entry> entries_;
   std::vector<std::int32_t> entry_of_;     ///< by the sequence's row in the cache; may be stale
+  std::size_t stride_;                     ///< places between two rows of the table
   detail::LazyArray<std::int32_t> table_;  ///< what a device that followed every step has
   std::vector<std::int32_t> filled_;       ///< columns in use, a row
   std::vector<RowMove> moves_;

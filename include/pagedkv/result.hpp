@@ -23,7 +23,7 @@ namespace detail {
 template <class T, bool Trivial = std::is_trivially_copyable_v<T>>
 struct ResultStorage {
   explicit ResultStorage(T value) noexcept : value_(value), has_value_(true) {}
-  explicit ResultStorage(Errc error) noexcept : error_(error), has_value_(false) {}
+  explicit ResultStorage(Unexpected error) noexcept : error_(error.code), has_value_(false) {}
 
   union {
     T value_;
@@ -38,7 +38,7 @@ struct ResultStorage<T, false> {
       : has_value_(true) {
     ::new (static_cast<void*>(&value_)) T(std::move(value));
   }
-  explicit ResultStorage(Errc error) noexcept : error_(error), has_value_(false) {}
+  explicit ResultStorage(Unexpected error) noexcept : error_(error.code), has_value_(false) {}
   ResultStorage(ResultStorage&& other) noexcept(std::is_nothrow_move_constructible_v<T>)
       : has_value_(other.has_value_) {
     if (has_value_) {
@@ -89,7 +89,7 @@ class [[nodiscard]] Result : private detail::ResultStorage<T> {
   using error_type = Errc;
 
   Result(T value) noexcept(std::is_nothrow_move_constructible_v<T>) : Storage(std::move(value)) {}
-  Result(Unexpected error) noexcept : Storage(error.code) {}
+  Result(Unexpected error) noexcept : Storage(error) {}
 
   [[nodiscard]] bool has_value() const noexcept { return has_value_; }
   [[nodiscard]] explicit operator bool() const noexcept { return has_value_; }

@@ -34,7 +34,8 @@
 
 PAGEDKV_NAMESPACE_BEGIN
 
-/// The canonical identity of a published block; null for the parent of a first block.
+/// The canonical identity of a published block. For what a first block hangs on: null and the
+/// group, so that two groups never meet.
 struct BlockIdentity {
   BlockId block;
   std::uint32_t generation = 0;
@@ -70,12 +71,14 @@ class BasicPrefixIndex {
     std::int32_t max_extra_key_bytes = 0;
     std::int32_t max_partial_candidates = 0;  ///< 0: no partial matches
     std::uint64_t seed = 0;
+    GroupId group{0};  ///< keys every block
   };
 
   explicit BasicPrefixIndex(Options const& options)
       : options_(options),
         block_tokens_(static_cast<std::size_t>(options.block_tokens)),
-        root_hash_(Hash::root(options.seed)),
+        root_{BlockId{}, options.group.value()},
+        root_hash_(Hash::root(options.seed ^ options.group.value())),
         records_(size_of(options)),
         tokens_(size_of(options) * block_tokens_),
         extra_(size_of(options) * static_cast<std::size_t>(options.max_extra_key_bytes)),
@@ -102,7 +105,7 @@ class BasicPrefixIndex {
     return &tokens_[at(b) * block_tokens_];
   }
   [[nodiscard]] BlockIdentity identity(BlockId b) const noexcept {
-    return b.is_null() ? BlockIdentity{} : BlockIdentity{b, records_[at(b)].generation};
+    return b.is_null() ? root_ : BlockIdentity{b, records_[at(b)].generation};
   }
   [[nodiscard]] std::uint32_t generation(BlockId b) const noexcept {
     return records_[at(b)].generation;
@@ -142,7 +145,7 @@ class BasicPrefixIndex {
   template <class Hit, class Soon>
   std::int32_t walk(detail::PromptView const& prompt, std::int32_t max_blocks, Hit&& hit,
                     Soon&& soon) const {
-    BlockIdentity parent;
+    BlockIdentity parent = root_;
     RunAhead ahead(*this);
     TokenId const* tokens = prompt.tokens.data();
     for (std::int32_t j = 0; j < max_blocks; ++j, tokens += block_tokens_) {
@@ -370,6 +373,7 @@ class BasicPrefixIndex {
 
   Options options_;
   std::size_t block_tokens_;
+  BlockIdentity root_;
   Hash128 root_hash_;
   detail::LazyArray<Record> records_;
   detail::LazyArray<TokenId> tokens_;

@@ -14,7 +14,7 @@ namespace replay {
 struct WorkloadOptions {
   std::int32_t requests = 2000;
   std::uint64_t seed = 1;
-  double requests_per_second = 3.0;
+  double requests_per_second = 2.0;
   std::int32_t block_tokens = 512;   ///< tokens an id stands for
   std::int32_t max_tokens = 32'768;  ///< of a prompt and its output; a dialogue ends there
   double chats = 0.5;                ///< shares of the requests; they are scaled to sum 1

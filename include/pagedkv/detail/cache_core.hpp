@@ -152,13 +152,11 @@ class CacheCore {
     SequenceState& s = at(r);
     // The common step: one more token into a block that only this sequence has.
     if (ids.size() == 1 && s.known == s.size && s.size < config_.max_sequence_tokens) {
-      if (std::int32_t const offset = shape_.offset(s.size); offset != 0) {
-        BlockId const tail = sequences_.tail(r);
-        if ((pool_.word(tail) & BlockWord::writable_mask) == 1) {
-          index_.tokens(tail)[offset] = ids[0];
-          s.known = ++s.size;
-          return TokenRange{s.size - 1, 1};
-        }
+      std::int32_t const offset = shape_.offset(s.size);
+      if (offset != 0 && !s.writable_tail.is_null()) {
+        index_.tokens(s.writable_tail)[offset] = ids[0];
+        s.known = ++s.size;
+        return TokenRange{s.size - 1, 1};
       }
     }
     if (ids.size() > static_cast<std::size_t>(config_.max_sequence_tokens)) {
@@ -262,15 +260,17 @@ class CacheCore {
       s.first_changed = std::min(s.first_changed, keep);
     }
     s.size = n;
+    s.writable_tail = {};
     s.committed = std::min(s.committed, n);
     s.known = std::min(s.known, n);
     s.published_blocks = std::min(s.published_blocks, shape_.block(n));
   }
 
   [[nodiscard]] Result<std::int32_t> fork(std::int32_t parent, SequenceId id) {
-    SequenceState const& from = state(parent);
+    SequenceState& from = at(parent);
     if (from.committed != from.size) return Unexpected{Errc::uncommitted};
     if (sequences_.full()) return Unexpected{Errc::no_free_sequences};
+    from.writable_tail = {};
     auto const blocks = row(parent);
     pool_.share(blocks);
     std::int32_t const child = start(id);
@@ -527,6 +527,7 @@ class CacheCore {
     if (g.tail == Tail::copy || g.tail == Tail::copy_or_unpublish) copy_tail(r);
     std::int32_t const first = s.size;
     extend(r, first + n);
+    if (n > 0) s.writable_tail = sequences_.tail(r);
     return TokenRange{first, n};
   }
 

@@ -62,6 +62,11 @@ class Verifier {
       require(s.published_blocks <= core_.shape().block(s.committed),
               "nothing behind committed() is published");
       auto const row = core_.row(r);
+      if (!s.writable_tail.is_null()) {
+        require(!row.empty() && row.back() == s.writable_tail &&
+                    (pool_.word(s.writable_tail) & BlockWord::writable_mask) == 1,
+                "a remembered tail is the row's last block, and nobody else has it");
+      }
       for (std::size_t j = 0; j < row.size(); ++j) {
         if (!in_pool(row[j])) continue;
         ++references_[at(row[j])];

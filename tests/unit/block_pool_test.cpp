@@ -177,6 +177,19 @@ TEST_CASE("block pool: leaves_first puts a block before all idle ones, once") {
   CHECK(idle_in_order(pool) == Blocks{b[1], b[0], b[2]});
 }
 
+TEST_CASE("block pool: a hit while it waits makes a block one of many again") {
+  BlockPool pool(3);
+  auto const b = allocate(pool, 3);
+  publish(pool, b);
+  pool.set(b[2], BlockWord::leaves_first);
+  release(pool, {b[2]}, true);
+  pool.acquire(b[2]);
+  release(pool, {b[0]});
+  release(pool, {b[2]}, true);
+  finish_step(pool);
+  CHECK(idle_in_order(pool) == Blocks{b[0], b[2]});
+}
+
 TEST_CASE("block pool: deferred blocks wait for the tick that was open when they were released") {
   BlockPool pool(4, Reclaim::deferred);
   auto const b = allocate(pool, 4);

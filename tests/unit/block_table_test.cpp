@@ -29,6 +29,8 @@ TEST_CASE("block tables: the address of a row never changes") {
 TEST_CASE("block tables: no rows, and many") {
   kv::BlockTables const none(0, 8);
   CHECK(none.width() == 8);
-  kv::BlockTables const wide(1 << 10, 1 << 10);
-  CHECK(wide.row(1023) - wide.row(0) == 1023 * 1024);
+  kv::BlockTables wide(1 << 10, 1 << 10);
+  wide.row(1023)[1023] = BlockId{7};
+  CHECK(wide.row(1023)[1023] == BlockId{7});
+  CHECK(wide.row(1) - wide.row(0) >= 1024);
 }

@@ -381,6 +381,13 @@ TEST_CASE("reset: nothing older is found, and older sequences publish no more") 
   compute(cache, *forked, iota(64, 4));
   CHECK(cache.match(cache.hash(iota(50, 30))) == 0);
   CHECK(tokens_of(old) == iota(50, 14));
+  // Not even what they compute anew.
+  forked->truncate(0);
+  compute(cache, *forked, iota(50, 12));
+  old.truncate(0);
+  compute(cache, old, iota(50, 12));
+  CHECK(cache.match(cache.hash(iota(50, 30))) == 0);
+  for (BlockId const b : old.blocks()) CHECK_FALSE(cache.is_published(b));
   leave_idle(cache, iota(0, 8));
   CHECK(cache.match(cache.hash(iota(0, 9))) == 8);
   CHECK_VERIFIED(cache);

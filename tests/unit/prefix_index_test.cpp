@@ -141,8 +141,9 @@ TEMPLATE_TEST_CASE("prefix index: the first to be published stays, an equal one 
 TEMPLATE_TEST_CASE("prefix index: extra keys are part of the content", "", kv::Xxh3BlockHash,
                    Colliding) {
   Fixture<TestType> f;
-  auto const plain = f.publish(0, none, iota(0, 4));
   auto const cat = f.publish(1, none, iota(0, 4), "cat");
+  CHECK(f.find(none, iota(0, 4)).is_null());
+  auto const plain = f.publish(0, none, iota(0, 4));
   auto const cats = f.publish(2, none, iota(0, 4), "cats");
   CHECK(f.find(none, iota(0, 4)) == plain);
   CHECK(f.find(none, iota(0, 4), "cat") == cat);
@@ -236,6 +237,23 @@ TEST_CASE("partial match: only the newest candidates are compared") {
   CHECK(f.index.find_partial({}, Tokens{5, 6, 7, 9}, {}).block == block(2));
   f.index.erase(block(2));
   CHECK(f.index.find_partial({}, Tokens{5, 6, 7, 9}, {}).block.is_null());
+}
+
+TEST_CASE("partial match: candidates come and go in any order, and leave nothing behind") {
+  Fixture<kv::Xxh3BlockHash> f(4);
+  std::vector<std::int32_t> order{1, 2, 3, 4};
+  for (int round = 0; round < 240; ++round) {
+    for (std::int32_t const i : order) f.publish(i, none, {5, 6, i, 0});
+    auto left = order;
+    std::next_permutation(order.begin(), order.end());
+    for (std::int32_t const gone : order) {
+      REQUIRE(f.index.find_partial({}, Tokens{5, 6, gone, 9}, {}).block == block(gone));
+      f.index.erase(block(gone));
+      std::erase(left, gone);
+      auto const newest = left.empty() ? none : block(left.back());
+      REQUIRE(f.index.find_partial({}, Tokens{5, 6, 9, 9}, {}).block == newest);
+    }
+  }
 }
 
 TEST_CASE("partial match: extra keys must be equal, and off means off") {

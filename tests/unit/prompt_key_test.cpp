@@ -119,6 +119,11 @@ TEST_CASE("prompt key: the place of a media item within its block counts") {
 TEST_CASE("extra keys: encodings are told apart by tag and length") {
   CHECK(encoded({}).empty());
   CHECK(encoded({.salt = "ab"}) != encoded({.adapter = "ab"}));
+  // An image's place and an adapter's generation are both eight bytes: only the tag differs.
+  MediaItem const item[] = {{.positions = {0, 4}, .id = "ab"}};
+  CHECK(encoded({.media = item}).size() == encoded({.adapter = "ab"}).size());
+  CHECK(encoded({.media = item}) !=
+        encoded({.adapter = "ab", .adapter_generation = std::uint64_t{4} << 32}));
   // Without lengths these would be one string of bytes.
   MediaItem const one[] = {{.positions = {0, 4}, .id = "ab"}, {.positions = {0, 4}, .id = "c"}};
   MediaItem const other[] = {{.positions = {0, 4}, .id = "a"}, {.positions = {0, 4}, .id = "bc"}};

@@ -229,6 +229,17 @@ class CacheCore {
     }
     s.published_blocks = end;
   }
+  /// Some sequences before `next_hash` of this one.
+  void prefetch_next(std::int32_t r) const noexcept {
+    BlockId const* const blocks = sequences_.places(r);
+    std::int32_t const j = state(r).published_blocks;
+    index_.prefetch_publish(blocks[j]);
+    pool_.prefetch(blocks[j]);
+    if (j > 0) {
+      index_.prefetch_parent(blocks[j - 1]);
+      pool_.prefetch(blocks[j - 1]);
+    }
+  }
   /// The hash of the next block that `publish` deals with; prefetches its bucket.
   [[nodiscard]] Hash128 next_hash(std::int32_t r) const {
     SequenceState const& s = state(r);

@@ -203,6 +203,12 @@ class BasicPrefixIndex {
     detail::prefetch_write(&records_[at(b)]);
     detail::prefetch_write(&tokens_[at(b) * block_tokens_]);
   }
+  /// For a block that will be published soon, and for its parent.
+  void prefetch_publish(BlockId b) const noexcept { detail::prefetch_write(&records_[at(b)]); }
+  void prefetch_parent(BlockId b) const noexcept {
+    detail::prefetch_read(&records_[at(b)]);
+    detail::prefetch_write(&child_hint_[at(b)]);
+  }
   void prefetch_bucket_of(BlockId b) const noexcept { by_hash_.prefetch(records_[at(b)].hash); }
 
   /// Publishes `b`, whose tokens are complete, unless something equal is published already: then

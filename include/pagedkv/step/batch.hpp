@@ -140,11 +140,14 @@ class BasicBatch {
   /// Commits every sequence with a query up to `query.end()`. The same as their `commit`, one after
   /// the other, in one pass that hashes ahead. O(sequences + new full blocks).
   void commit() {
-    constexpr std::size_t window = 16;
-    std::pair<std::int32_t, Hash128> waiting[window];
+    // Three passes over a window, so that each finds its lines on the way.
+    constexpr std::size_t window = 32;
+    std::int32_t waiting[window];
+    Hash128 hashes[window];
     std::size_t n = 0;
     auto const publish_waiting = [&] {
-      for (std::size_t i = 0; i < n; ++i) core_->publish_next(waiting[i].first, waiting[i].second);
+      for (std::size_t i = 0; i < n; ++i) hashes[i] = core_->next_hash(waiting[i]);
+      for (std::size_t i = 0; i < n; ++i) core_->publish_next(waiting[i], hashes[i]);
       n = 0;
     };
     bool const all_current = ended_ == core_->sequences().num_ended();
@@ -157,7 +160,8 @@ class BasicBatch {
         core_->publish(entry.sequence, core_->shape().block(end));
         continue;
       }
-      waiting[n++] = {entry.sequence, core_->next_hash(entry.sequence)};
+      core_->prefetch_next(entry.sequence);
+      waiting[n++] = entry.sequence;
       if (n == window) publish_waiting();
     }
     publish_waiting();
@@ -409,6 +413,11 @@ class BasicBatch {
     for (Entry const* entry = entries_.data(); e < entries_.size(); ++e, ++entry) {
       auto const used = static_cast<std::size_t>(entry->num_blocks);
       BlockId const* const blocks = core_->sequences().places(entry->sequence);
+      if (e + 2 < entries_.size()) {  // rows are far apart: the hardware doesn't see them coming
+        BlockId const* const next = core_->sequences().places(entry[2].sequence);
+        detail::prefetch_read(next);
+        detail::prefetch_read(next + entry[2].num_blocks - 1);
+      }
       if (query_offsets != nullptr) query_offsets[e] = tokens;
       if (lengths != nullptr) lengths[e] = entry->length;
       if (indptr != nullptr) indptr[e] = num_indices;

@@ -127,12 +127,6 @@ class BasicBlockPool {
       for (BlockId& b : out.first(from_stack)) take(b = *--top);
     }
     num_free_ -= static_cast<std::int32_t>(from_stack);
-    // Decoding sequences take one block each, one after the other: have a later one's lines ready.
-    if (out.size() == 1 && num_free_ > 8) {
-      BlockId const later = free_[static_cast<std::size_t>(num_free_ - 8)];
-      prefetch(later);
-      listener.soon(later);
-    }
     evict_into(out.subspan(from_stack), listener);
   }
 

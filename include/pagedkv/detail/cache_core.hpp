@@ -116,7 +116,7 @@ class CacheCore {
     s.publishes = options.publish;
     s.committed = s.cached = hit.tokens;
     if (extra != nullptr) sequences_.extra(r) = extra;
-    extend(r, Lookup::positions(hit, options));
+    if (std::int32_t const size = Lookup::positions(hit, options); size > 0) extend(r, size);
     if (hit.partial.num_tokens > 0) {
       plan_copy({hit.partial.block, row[hit.blocks], hit.partial.num_tokens});
     }
@@ -127,7 +127,7 @@ class CacheCore {
                 prompt.tokens.subspan(static_cast<std::size_t>(first_new),
                                       static_cast<std::size_t>(s.known - first_new)));
     }
-    forget_ids(r, s.known);
+    if (s.known < s.size) forget_ids(r, s.known);
     s.known = std::max(s.known, s.committed);
     s.external = std::max(0, options.external_tokens - hit.tokens);
     count_open(prompt, hit, options, s);

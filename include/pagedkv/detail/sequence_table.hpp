@@ -36,8 +36,9 @@ struct SequenceState {
   bool publishes = false;
   bool may_have_twins = false;
   bool left_children = false;  ///< a published block behind its row may still be somewhere
-  /// The last block, if it is known that only this sequence has it; else null. Spares the common
-  /// append two dependent cache misses (the row, then the block's word).
+  /// The last block while it has room, if it is known that only this sequence has it; else null (in
+  /// a full block it means nothing). Spares the common append two dependent cache misses (the row,
+  /// then the block's word).
   BlockId writable_tail{};
 };
 static_assert(sizeof(SequenceState) == 64);

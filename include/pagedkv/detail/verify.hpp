@@ -62,7 +62,7 @@ class Verifier {
       require(s.published_blocks <= core_.shape().block(s.committed),
               "nothing behind committed() is published");
       auto const row = core_.row(r);
-      if (!s.writable_tail.is_null()) {
+      if (core_.shape().offset(s.size) != 0 && !s.writable_tail.is_null()) {
         require(!row.empty() && row.back() == s.writable_tail &&
                     (pool_.word(s.writable_tail) & BlockWord::writable_mask) == 1,
                 "a remembered tail is the row's last block, and nobody else has it");

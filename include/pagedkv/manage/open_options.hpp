@@ -14,7 +14,8 @@ struct OpenOptions {
   /// Positions that exist after success, in all; those of the prompt have their ids.
   std::int32_t reserve = 0;
   /// The first n prompt positions are computed elsewhere: they exist after success (reserved, ids
-  /// set) and are committed by the caller when their bytes have arrived.
+  /// set) and are committed by the caller when their bytes have arrived. Start filling them after
+  /// the `Batch::build` that lists their blocks as new: what is listed is zeroed.
   std::int32_t external_tokens = 0;
   bool read = true;      ///< look for cached blocks
   bool publish = true;   ///< commits make full blocks findable

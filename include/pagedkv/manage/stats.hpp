@@ -62,8 +62,8 @@ struct Stats {
   std::int32_t free = 0;         ///< nothing findable in them; taken first
   std::int32_t idle = 0;         ///< findable, owned by nobody; revived by a hit or evicted
   std::int32_t used = 0;         ///< referenced by a sequence, a pin or a twin
-  std::int32_t quarantined = 0;  ///< released, but a step in flight may still read or write them
-  std::int32_t retained = 0;     ///< released, but held to the end of the open step (copies, batch)
+  std::int32_t quarantined = 0;  ///< released, but a step that is not over may still use it
+  std::int32_t retained = 0;     ///< released, but a copy still reads or fills it
   std::int32_t sequences = 0;    ///< live `Sequence` handles
   std::int32_t pins = 0;         ///< live `Pin` handles
 

@@ -268,6 +268,21 @@ TEST_CASE("partial match: extra keys must be equal, and off means off") {
   CHECK(off.index.find_partial({}, Tokens{5, 6, 7, 9}, {}).block.is_null());
 }
 
+TEST_CASE("prefix index: the group keys every block") {
+  using Index = kv::BasicPrefixIndex<Colliding>;
+  Index index({.num_blocks = 4, .block_tokens = 4, .seed = 1, .group = kv::GroupId{2}});
+  kv::PrefixIndex const zero({.num_blocks = 4, .block_tokens = 4, .seed = 1});
+  kv::PrefixIndex const two(
+      {.num_blocks = 4, .block_tokens = 4, .seed = 1, .group = kv::GroupId{2}});
+  CHECK(zero.root_hash() != two.root_hash());
+  auto const tokens = iota(0, 4);
+  std::copy(tokens.begin(), tokens.end(), index.tokens(block(1)));
+  CHECK(index.publish(block(1), {}, index.identity(none), {}).is_null());
+  // Though every hash is equal: what hangs on another group's root is something else.
+  CHECK(index.find({}, index.identity(none), tokens, {}) == block(1));
+  CHECK(index.find({}, zero.identity(none), tokens, {}).is_null());
+}
+
 TEST_CASE("prefix index: it knows when only the extra keys differ") {
   Fixture<kv::Xxh3BlockHash> f;
   CHECK_FALSE(f.index.has_root_under_other_keys(iota(0, 4)));

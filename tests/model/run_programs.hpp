@@ -157,6 +157,14 @@ RunReport run_programs(std::vector<Shape> const& shapes, std::int64_t steps,
   return report;
 }
 
+#if defined(PAGEDKV_TEST_PROGRAMS_COMPILED)
+// In programs/default_policy.cpp: half a minute of compiling that three test programs share.
+extern template ProgramOutcome run_program<DefaultPolicy>(Shape const&, Choices, std::int64_t, int,
+                                                          std::vector<std::string>*);
+extern template RunReport run_programs<DefaultPolicy>(std::vector<Shape> const&, std::int64_t,
+                                                      std::int64_t, int);
+#endif
+
 /// Steps of a whole run over all of tests/model, from the environment or what CI does.
 inline std::int64_t steps_of_all() {
   char const* const text = std::getenv("PAGEDKV_MODEL_STEPS");

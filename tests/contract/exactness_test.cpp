@@ -229,6 +229,19 @@ TEST_CASE("contract 7: an append to a shared tail copies it once and only for on
   CHECK(cache.take_copies().size() == 1);
 }
 
+TEST_CASE("contract 7: whoever appends first after a fork copies, the parent too") {
+  kv::KvCache cache(small_pool(8));
+  auto seq = started(cache, 1, count_from(0, 5));
+  fill(cache, seq, count_from(0, 6));  // one token alone, the short way
+  auto fork = seq.fork(SequenceId{2});
+  REQUIRE(fork.has_value());
+  kv::BlockId const tail = fork->blocks()[1];
+  REQUIRE(seq.append(Tokens{7}).has_value());
+  CHECK(seq.blocks()[1] != tail);
+  CHECK(fork->blocks()[1] == tail);
+  CHECK(cache.take_copies().size() == 1);
+}
+
 TEST_CASE("contract 7: a sole owner with no block free unpublishes and writes in place") {
   auto config = small_pool(2);
   Listener listener;

@@ -300,7 +300,6 @@ TEST_CASE("the group is part of every key: two groups never meet") {
   };
   pagedkv::PrefixIndex const first = index_of(0);
   pagedkv::PrefixIndex second = index_of(1);
-  pagedkv::BlockId const none{};
   CHECK(first.identity(none) != second.identity(none));
   CHECK(first.root_hash() != second.root_hash());
 

@@ -102,7 +102,8 @@ class BasicKvCache {
   // ---- steps ------------------------------------------------------------------------------------
 
   /// Each planned copy, exactly once: run them before the step's writes. Destinations are distinct
-  /// and none is a source. Valid until the next non-const call. O(copies).
+  /// and none is a source. Valid until the next non-const call. O(copies). An engine with a `Batch`
+  /// takes them there: a target taken here before `Batch::build` isn't listed as new any more.
   std::span<BlockCopy const> take_copies() {
     auto const copies = core_.take_copies();
     detail::check(core_);

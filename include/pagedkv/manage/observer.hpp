@@ -2,7 +2,9 @@
 /// \file
 /// What became findable and what stopped being so, for routers and external indexes. Replaying the
 /// events gives the exact map at any moment: a parent is stored before its child, a block is
-/// removed only with the last findable copy of its content, and numbers have no gaps.
+/// removed only with the last findable copy of its content, and numbers have no gaps. Key by block
+/// and generation, not by hash: what hung behind an evicted parent is removed later, when the same
+/// content may be stored again elsewhere.
 #pragma once
 
 #include <cstddef>

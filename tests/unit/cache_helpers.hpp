@@ -27,7 +27,12 @@ using Blocks = std::vector<BlockId>;
           .max_pins = 2};
 }
 /// first, first + 1, ...
-[[nodiscard]] inline Tokens iota(TokenId first, std::int32_t n) {
+// Not inlined: g++ 12 would know the length and warn of the code for longer blocks.
+#if defined(__GNUC__)
+[[gnu::noinline]]
+#endif
+[[nodiscard]] inline Tokens
+iota(TokenId first, std::int32_t n) {
   Tokens tokens(static_cast<std::size_t>(n));
   std::iota(tokens.begin(), tokens.end(), first);
   return tokens;

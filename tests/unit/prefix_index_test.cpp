@@ -292,23 +292,3 @@ TEST_CASE("prefix index: it knows when only the extra keys differ") {
   f.index.erase(block(1));
   CHECK_FALSE(f.index.has_root_under_other_keys(iota(0, 4)));
 }
-
-TEST_CASE("the group is part of every key: two groups never meet") {
-  auto const index_of = [](std::uint32_t group) {
-    return pagedkv::PrefixIndex(
-        {.num_blocks = 4, .block_tokens = 4, .seed = 7, .group = pagedkv::GroupId{group}});
-  };
-  pagedkv::PrefixIndex const first = index_of(0);
-  pagedkv::PrefixIndex second = index_of(1);
-  CHECK(first.identity(none) != second.identity(none));
-  CHECK(first.root_hash() != second.root_hash());
-
-  std::vector<pagedkv::TokenId> const tokens{1, 2, 3, 4};
-  pagedkv::BlockId const block{0};
-  std::copy(tokens.begin(), tokens.end(), second.tokens(block));
-  auto const hash = second.chained(second.root_hash(), tokens, {});
-  REQUIRE(second.publish(block, hash, second.identity(none), {}).is_null());
-  CHECK(second.find(hash, second.identity(none), tokens, {}) == block);
-  // Even with the same hash, the key of the other group isn't this block's.
-  CHECK(second.find(hash, first.identity(none), tokens, {}).is_null());
-}

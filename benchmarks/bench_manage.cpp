@@ -66,8 +66,8 @@ void pool_allocate_release(benchmark::State& state) {
   typename System::Pool pool(num_blocks);
   std::vector<kv::BlockId> blocks(num_blocks);
   Checks checks(state);
-  Stopwatch watch;
-  time_all(state, watch, [&] {
+  Laps laps;
+  time_all(state, laps, [&] {
     System::allocate(pool, blocks);
     checks.require(pool.num_available() == 0, "all blocks are handed out");
     System::release(pool, blocks);
@@ -77,7 +77,7 @@ void pool_allocate_release(benchmark::State& state) {
   std::vector<bool> seen(num_blocks);
   for (kv::BlockId const b : blocks) seen[static_cast<std::size_t>(b.value())] = true;
   checks.require(std::accumulate(seen.begin(), seen.end(), 0) == num_blocks, "each block once");
-  count_ns(state, "ns_per_block", watch, num_blocks);
+  count_ns(state, "ns_per_block", laps, num_blocks);
 }
 
 // ---- prompts that are cached --------------------------------------------------------------------
@@ -101,8 +101,8 @@ void open_cached(benchmark::State& state, std::int32_t num_blocks, std::int32_t 
   constexpr std::int32_t hit_tokens = long_prompt_tokens - block_tokens;  // never the last token
   std::size_t next = 0;
   std::int64_t missed = 0;
-  Stopwatch watch;
-  time_all(state, watch, [&] {
+  Laps laps;
+  time_all(state, laps, [&] {
     auto const seq = cache.open(kv::SequenceId{next}, Tokens(cached[next]));
     missed += seq && seq->cached() == hit_tokens ? 0 : 1;
     if (++next == cached.size()) next = 0;
@@ -111,7 +111,7 @@ void open_cached(benchmark::State& state, std::int32_t num_blocks, std::int32_t 
   kv::Stats const stats = cache.stats();
   checks.require(stats.idle == num_prompts * long_prompt_blocks && stats.used == 0,
                  "all blocks are idle again");
-  count_tokens(state, watch, hit_tokens);
+  count_tokens(state, laps, hit_tokens);
 }
 template <class System>
 void prefix_warm(benchmark::State& state) {
@@ -125,9 +125,9 @@ void prefix_warm_rotating(benchmark::State& state) {
 // ---- prompts that are new -----------------------------------------------------------------------
 
 /// In a pool full of idle blocks each new prompt evicts the oldest: look-up, allocate, publish,
-/// release. Returns the time; an iteration is one prompt.
+/// release. A lap is one prompt.
 template <class System>
-Stopwatch open_new(benchmark::State& state) {
+Laps open_new(benchmark::State& state) {
   auto const num_blocks = static_cast<std::int32_t>(state.range(0));
   typename System::Cache cache(config_of(num_blocks));
   shuffle_free_blocks(cache, num_blocks);
@@ -149,8 +149,8 @@ Stopwatch open_new(benchmark::State& state) {
   Checks checks(state);
   kv::Stats const before = cache.stats();
   checks.require(before.idle == num_blocks && before.evicted_blocks == 0, "the pool is full");
-  Stopwatch watch;
-  time_prepared(state, watch, write_next, [&] {
+  Laps laps;
+  time_prepared(state, laps, write_next, [&] {
     open_once();
     cache.end_step();
   });
@@ -160,15 +160,17 @@ Stopwatch open_new(benchmark::State& state) {
   checks.require(after.idle == num_blocks, "the pool is full again");
   checks.require(after.evicted_blocks == blocks, "each block evicts one");
   checks.require(after.published_blocks - before.published_blocks == blocks, "and is published");
-  return watch;
+  return laps;
 }
 template <class System>
 void prefix_cold(benchmark::State& state) {
-  count_tokens(state, open_new<System>(state), long_prompt_tokens);
+  Laps laps = open_new<System>(state);
+  count_tokens(state, laps, long_prompt_tokens);
 }
 template <class System>
 void scale(benchmark::State& state) {
-  count_ns(state, "ns_per_block", open_new<System>(state), long_prompt_blocks);
+  Laps laps = open_new<System>(state);
+  count_ns(state, "ns_per_block", laps, long_prompt_blocks);
 }
 
 // ---- fork ---------------------------------------------------------------------------------------
@@ -187,24 +189,26 @@ void fork_append(benchmark::State& state) {
 
   std::array<kv::TokenId, 1> const token{42};
   std::int64_t wrong = 0;
-  Stopwatch watch;
-  time_all(state, watch, [&] {
-    {
-      auto child = parent->fork(kv::SequenceId{2});
-      auto const range = child->append(token);
-      auto const copies = cache.take_copies();
-      bool const right = range && range->first == num_tokens && copies.size() == 1 &&
-                         copies[0].num_tokens == 8 &&
-                         copies[0].src == parent->blocks()[row_blocks - 1] &&
-                         copies[0].dst == child->blocks()[row_blocks - 1];
-      wrong += right ? 0 : 1;
+  Laps laps;
+  auto const fork_once = [&] {
+    auto child = parent->fork(kv::SequenceId{2});
+    auto const range = child->append(token);
+    auto const copies = cache.take_copies();
+    return range && range->first == num_tokens && copies.size() == 1 && copies[0].num_tokens == 8 &&
+           copies[0].src == parent->blocks()[row_blocks - 1] &&
+           copies[0].dst == child->blocks()[row_blocks - 1];
+  };
+  constexpr std::int32_t num_forks = 16;
+  time_all(state, laps, [&] {
+    for (std::int32_t i = 0; i < num_forks; ++i) {
+      wrong += fork_once() ? 0 : 1;
+      cache.end_step();
     }
-    cache.end_step();
   });
   checks.require(wrong == 0, "the append copies the tail, and nothing else");
   checks.require(cache.stats().used == row_blocks, "the fork's block is back");
   checks.require(cache.references(parent->blocks()[0]) == 1, "the parent is alone again");
-  count_ns(state, "ns_per_block", watch, row_blocks);
+  count_ns(state, "ns_per_block", laps, num_forks * row_blocks);
 }
 
 // ---- decode -------------------------------------------------------------------------------------
@@ -374,20 +378,16 @@ template <class System>
 void decode_step(benchmark::State& state) {
   Checks checks(state);
   Decoder<System> decoder(static_cast<std::int32_t>(state.range(0)), checks);
-  Stopwatch watch;
+  Laps laps;
   for (auto _ : state) {
-    state.PauseTiming();
     decoder.sample();
-    state.ResumeTiming();
-    watch.start();
+    laps.start();
     decoder.decode();
-    watch.stop();
-    state.PauseTiming();
+    laps.stop();
     decoder.go_back();
-    state.ResumeTiming();
   }
   decoder.check(state.iterations());
-  count_ns(state, "ns_per_sequence", watch,
+  count_ns(state, "ns_per_sequence", laps,
            Decoder<System>::num_sequences * Decoder<System>::num_steps);
 }
 
@@ -402,8 +402,8 @@ void short_dialogue(benchmark::State& state) {
   std::array<kv::TokenId, 5> prompt{3, 1, 4, 1, 5};
   std::uint64_t id = 0;
   std::int64_t positions = 0;
-  Stopwatch watch;
-  time_all(state, watch, [&] {
+  Laps laps;
+  time_all(state, laps, [&] {
     for (std::int64_t i = 0; i < num_requests; ++i) {
       prompt[0] = static_cast<kv::TokenId>(i);
       auto seq = cache.open(kv::SequenceId{++id}, Tokens(prompt));
@@ -416,7 +416,7 @@ void short_dialogue(benchmark::State& state) {
   Checks checks(state);
   checks.require(positions == state.iterations() * num_requests * 5, "each appends five tokens");
   checks.require(cache.stats().free == num_blocks, "all blocks are free again");
-  count_ns(state, "ns_per_request", watch, num_requests);
+  count_ns(state, "ns_per_request", laps, num_requests);
 }
 
 // ---- all of them --------------------------------------------------------------------------------

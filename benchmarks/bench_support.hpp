@@ -9,7 +9,6 @@
 #include <chrono>
 #include <cstddef>
 #include <cstdint>
-#include <ctime>
 #include <random>
 #include <span>
 #include <vector>
@@ -24,29 +23,26 @@ inline constexpr std::int32_t block_tokens = 16;
 inline constexpr std::int32_t long_prompt_tokens = 32768;
 inline constexpr std::int32_t long_prompt_blocks = long_prompt_tokens / block_tokens;
 
-/// Time of this thread between start and stop, summed: on a busy machine, waiting for the core
-/// doesn't count. The counters come from it and not from the library's own time, so that what is
-/// prepared between iterations can be left out without changing the benchmarks' names.
-class Stopwatch {
+/// Wall time of each lap between start and stop. What counts is the median of a benchmark's laps: a
+/// neighbour that takes the core or the cache for a moment spoils some laps and not the result.
+/// Laps should take 10 us and more. The library's own clock isn't used: to leave out what is
+/// prepared between iterations it makes system calls, which slow down what follows them.
+class Laps {
  public:
-  void start() noexcept { started_ = now(); }
-  void stop() noexcept { total_ += now() - started_; }
-  [[nodiscard]] double nanoseconds() const noexcept { return static_cast<double>(total_); }
-
- private:
-  static std::int64_t now() noexcept {
-#if defined(CLOCK_THREAD_CPUTIME_ID)
-    timespec t{};
-    clock_gettime(CLOCK_THREAD_CPUTIME_ID, &t);
-    return std::int64_t{t.tv_sec} * 1'000'000'000 + t.tv_nsec;
-#else
-    auto const t = std::chrono::steady_clock::now().time_since_epoch();
-    return std::chrono::duration_cast<std::chrono::nanoseconds>(t).count();
-#endif
+  Laps() { all_.reserve(1 << 16); }
+  void start() noexcept { started_ = Clock::now(); }
+  void stop() { all_.push_back(Clock::now() - started_); }
+  [[nodiscard]] double median_nanoseconds() {
+    if (all_.empty()) return 0;
+    auto const middle = all_.begin() + static_cast<std::ptrdiff_t>(all_.size() / 2);
+    std::nth_element(all_.begin(), middle, all_.end());
+    return std::chrono::duration<double, std::nano>(*middle).count();
   }
 
-  std::int64_t started_ = 0;
-  std::int64_t total_ = 0;
+ private:
+  using Clock = std::chrono::steady_clock;
+  std::vector<Clock::duration> all_;
+  Clock::time_point started_{};
 };
 
 /// A benchmark that computed something else is no benchmark: it is reported as an error, and the
@@ -74,35 +70,29 @@ class Checks {
   char const* broken_ = nullptr;
 };
 
-/// `items` were done in each iteration.
-inline void count_ns(benchmark::State& state, char const* name, Stopwatch const& watch,
-                     std::int64_t items) {
-  auto const all = static_cast<double>(state.iterations()) * static_cast<double>(items);
-  state.counters[name] = watch.nanoseconds() / all;
+/// `items` were done in each lap.
+inline void count_ns(benchmark::State& state, char const* name, Laps& laps, std::int64_t items) {
+  state.counters[name] = laps.median_nanoseconds() / static_cast<double>(items);
 }
-inline void count_tokens(benchmark::State& state, Stopwatch const& watch, std::int64_t tokens) {
-  auto const all = static_cast<double>(state.iterations()) * static_cast<double>(tokens);
-  state.counters["tokens_per_second"] = all / (watch.nanoseconds() * 1e-9);
+inline void count_tokens(benchmark::State& state, Laps& laps, std::int64_t tokens) {
+  state.counters["tokens_per_second"] =
+      static_cast<double>(tokens) / (laps.median_nanoseconds() * 1e-9);
 }
 
-/// Times every iteration as a whole.
-template <class Body>
-void time_all(benchmark::State& state, Stopwatch& watch, Body&& body) {
-  watch.start();
-  for (auto _ : state) body();
-  watch.stop();
-}
-/// Times `body` and not `prepare`.
+/// An iteration is a lap of `body`, after `prepare`.
 template <class Prepare, class Body>
-void time_prepared(benchmark::State& state, Stopwatch& watch, Prepare&& prepare, Body&& body) {
+void time_prepared(benchmark::State& state, Laps& laps, Prepare&& prepare, Body&& body) {
   for (auto _ : state) {
-    state.PauseTiming();
     prepare();
-    state.ResumeTiming();
-    watch.start();
+    laps.start();
     body();
-    watch.stop();
+    laps.stop();
   }
+}
+template <class Body>
+void time_all(benchmark::State& state, Laps& laps, Body&& body) {
+  time_prepared(
+      state, laps, [] {}, body);
 }
 
 /// Prompt `number` of a family in which no two have a token in common at any place.

@@ -121,7 +121,7 @@ class BasicPrefixIndex {
     return b.is_null() ? root_hash_ : records_[at(b)].hash;
   }
   [[nodiscard]] Bytes extra(BlockId b) const noexcept {
-    return {&extra_[at(b) * extra_stride()], records_[at(b)].num_extra_bytes};
+    return {extra_.data() + at(b) * extra_stride(), records_[at(b)].num_extra_bytes};
   }
 
   /// The hash of a full block behind `parent`.
@@ -298,7 +298,8 @@ class BasicPrefixIndex {
   Tokens block_tokens(BlockId b) const noexcept { return {tokens(b), block_tokens_}; }
 
   void publish_rest(BlockId b, BlockIdentity parent, Bytes extra) noexcept {
-    if (!extra.empty()) std::memcpy(&extra_[at(b) * extra_stride()], extra.data(), extra.size());
+    if (!extra.empty())
+      std::memcpy(extra_.data() + at(b) * extra_stride(), extra.data(), extra.size());
     if (parent.block.is_null()) root_hint_[root_place(block_tokens(b))] = b.value();
     if (siblings_.size() != 0) link_sibling(b);
   }

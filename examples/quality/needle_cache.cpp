@@ -1,0 +1,135 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "needle_cache.hpp"
+
+#include <algorithm>
+#include <array>
+#include <cmath>
+#include <numeric>
+#include <utility>
+
+#include <pagedkv/data/cpu/operations.hpp>
+#include <pagedkv/model/geometry.hpp>
+
+namespace quality {
+
+namespace kv = pagedkv;
+
+namespace {
+
+constexpr std::size_t dim = needle_head_dim;
+constexpr std::size_t row = needle_heads * dim;
+constexpr std::int32_t block_tokens = 16;
+
+kv::Geometry geometry_of(kv::KvFormat format) {
+  kv::Geometry geometry;
+  geometry.num_layers = 1;
+  geometry.num_kv_heads = needle_heads;
+  geometry.head_dim_k = needle_head_dim;
+  geometry.head_dim_v = needle_head_dim;
+  geometry.block_tokens = block_tokens;
+  geometry.format = format;
+  return geometry;
+}
+
+/// 0 .. n - 1 in an order that is the same everywhere.
+std::vector<std::int32_t> shuffled(std::int32_t n) {
+  std::vector<std::int32_t> order(static_cast<std::size_t>(n));
+  std::iota(order.begin(), order.end(), 0);
+  std::uint64_t state = 1;
+  for (std::size_t i = order.size(); i > 1; --i) {
+    state = state * 6364136223846793005ULL + 1442695040888963407ULL;
+    std::swap(order[i - 1], order[(state >> 33) % i]);
+  }
+  return order;
+}
+
+/// Sixteen sums side by side: compilers make vectors of them.
+float dot(float const* a, float const* b) {
+  std::array<float, 16> sums{};
+  for (std::size_t i = 0; i < dim; i += 16) {
+    for (std::size_t j = 0; j < 16; ++j) sums[j] += a[i + j] * b[i + j];
+  }
+  return std::accumulate(sums.begin(), sums.end(), 0.0F);
+}
+
+}  // namespace
+
+NeedleCache::NeedleCache(NeedleContext const& context, kv::KvFormat format,
+                         std::span<kv::StaticScales const> scales, WriteKv write)
+    : context_(context),
+      write_(std::move(write)),
+      storage_(geometry_of(format), kv::blocks_for(context.length, block_tokens),
+               {kv::BlockOrder::hnd, kv::PoolOrder::layer_major}, scales),
+      table_(shuffled(storage_.num_blocks())) {
+  std::vector<kv::BlockId> blocks;
+  for (std::int32_t const block : table_) blocks.emplace_back(block);
+  kv::cpu::zero_blocks(storage_.view(), blocks);
+  for (std::int32_t t = 0; t < context_.length; ++t) {
+    auto const at = static_cast<std::size_t>(t) * row;
+    this->write(t, &context_.k[at], &context_.v[at]);
+  }
+  v_squares_.resize(static_cast<std::size_t>(context_.length) * needle_heads);
+  for (std::size_t i = 0; i < v_squares_.size(); ++i) {
+    v_squares_[i] = dot(&context_.v[i * dim], &context_.v[i * dim]);
+  }
+}
+
+void NeedleCache::write(std::int32_t position, float const* k, float const* v) {
+  auto const block = table_[static_cast<std::size_t>(position / block_tokens)];
+  std::array<kv::Slot, 1> const slots = {kv::Slot{block} * block_tokens +
+                                         position % block_tokens};
+  write_(storage_.view(), 0, {k, kv::Element::f32, row, dim}, {v, kv::Element::f32, row, dim},
+         slots);
+}
+
+bool NeedleCache::finds(std::int32_t position) {
+  write_block_of(position, true);
+  auto const out = ask();
+  write_block_of(position, false);
+  for (std::size_t h = 0; h < needle_heads; ++h) {
+    if (!is_needle(&out[h * dim], h, position)) return false;
+  }
+  return true;
+}
+
+void NeedleCache::write_block_of(std::int32_t position, bool with_needle) {
+  std::int32_t const first = position / block_tokens * block_tokens;
+  std::int32_t const end = std::min(first + block_tokens, context_.length);
+  for (std::int32_t t = first; t < end; ++t) {
+    auto const at = static_cast<std::size_t>(t) * row;
+    bool const needle = with_needle && t == position;
+    write(t, needle ? context_.needle_k.data() : &context_.k[at],
+          needle ? context_.needle_v.data() : &context_.v[at]);
+  }
+}
+
+std::vector<float> NeedleCache::ask() const {
+  std::vector<float> out(row);
+  std::array const indptr = {std::int32_t{0}, static_cast<std::int32_t>(table_.size())};
+  std::array const lengths = {context_.length};
+  kv::cpu::Queries queries;
+  queries.q = context_.query.data();
+  queries.out = out.data();
+  queries.num_q_heads = needle_heads;
+  queries.q_token_stride = row;
+  queries.out_token_stride = row;
+  kv::cpu::AttentionOptions options;
+  options.softmax_scale = NeedleContext::softmax_scale();
+  kv::cpu::decode_attention(storage_.view(), 0, {indptr, table_, lengths}, queries, options);
+  return out;
+}
+
+bool NeedleCache::is_needle(float const* out, std::size_t head, std::int32_t position) const {
+  float const* const needle = &context_.needle_v[head * dim];
+  // Squared distances, less what all have in common. NaN is nearer to nothing.
+  float const to_needle = dot(needle, needle) - 2 * dot(out, needle);
+  if (!std::isfinite(to_needle)) return false;
+  for (std::int32_t t = 0; t < context_.length; ++t) {
+    if (t == position) continue;
+    std::size_t const i = static_cast<std::size_t>(t) * needle_heads + head;
+    if (v_squares_[i] - 2 * dot(out, &context_.v[i * dim]) <= to_needle) return false;
+  }
+  return true;
+}
+
+}  // namespace quality

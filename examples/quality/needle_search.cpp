@@ -1,0 +1,78 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "needle_search.hpp"
+
+#include <algorithm>
+#include <cmath>
+
+#include <pagedkv/data/cpu/operations.hpp>
+#include <pagedkv/quant/scale.hpp>
+
+#include "formats.hpp"
+
+namespace quality {
+
+namespace kv = pagedkv;
+
+namespace {
+
+constexpr std::int32_t calibration_tokens = 4096;
+constexpr std::uint64_t calibration_seed = 0xCA11;
+
+std::vector<float> scales_of(std::vector<float> const& rows, kv::KvFormat format) {
+  std::vector<float> amax(needle_heads, 0.0F);
+  for (std::size_t i = 0; i < rows.size(); ++i) {
+    float& largest = amax[i / needle_head_dim % needle_heads];
+    largest = std::max(largest, std::abs(rows[i]));
+  }
+  if (format.granularity == kv::Granularity::per_tensor) {
+    amax = {*std::max_element(amax.begin(), amax.end())};
+  }
+  for (float& value : amax) value = kv::quant::dynamic_scale(format.element, value).value;
+  return amax;
+}
+
+}  // namespace
+
+std::vector<kv::StaticScales> calibrated_needle_scales(kv::KvFormat format) {
+  if (!is_static(format)) return {};
+  static NeedleContext const context = make_needle_context(calibration_tokens, calibration_seed);
+  return {{scales_of(context.k, format), scales_of(context.v, format)}};
+}
+
+std::vector<NeedleRow> search_needles(
+    NeedleSearch const& search, std::function<void(std::int64_t, std::int64_t)> const& progress) {
+  auto const depths = needle_depths();
+  auto const of_length = search.formats.size() * depths.size();
+  auto const all = static_cast<std::int64_t>(search.lengths.size() * of_length);
+  std::int64_t done = 0;
+  std::vector<NeedleRow> rows;
+  for (auto const length : search.lengths) {
+    NeedleContext const context = make_needle_context(length, search.seed);
+    for (auto const format : search.formats) {
+      auto const scales = calibrated_needle_scales(format);
+      NeedleCache cache(context, format, scales, kv::cpu::write_kv);
+      for (double const depth : depths) {
+        bool const found = cache.finds(needle_position(length, depth));
+        rows.push_back({"attention", format, length, depth, found});
+        progress(++done, all);
+      }
+    }
+  }
+  auto const place = [&](NeedleRow const& row) {
+    return std::find(search.formats.begin(), search.formats.end(), row.format);
+  };
+  std::stable_sort(rows.begin(), rows.end(),
+                   [&](auto const& a, auto const& b) { return place(a) < place(b); });
+  return rows;
+}
+
+int count_needles(NeedleContext const& context, kv::KvFormat format, WriteKv const& write,
+                  std::vector<double> const& depths) {
+  auto const scales = calibrated_needle_scales(format);
+  NeedleCache cache(context, format, scales, write);
+  return static_cast<int>(std::count_if(depths.begin(), depths.end(), [&](double depth) {
+    return cache.finds(needle_position(context.length, depth));
+  }));
+}
+
+}  // namespace quality

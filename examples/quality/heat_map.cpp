@@ -79,7 +79,8 @@ void write_map(Out out, Rows const& rows, std::string const& needle, NeedleAxes 
     total.found += count.found;
     total.asked += count.asked;
   }
-  fmt::format_to(out, "<figure><h3>{}: {} of {}</h3>\n<table class=\"map\"><tr><th class=\"depth\">",
+  fmt::format_to(out,
+                 "<figure><h3>{}: {} of {}</h3>\n<table class=\"map\"><tr><th class=\"depth\">",
                  kv::to_string(format), total.found, total.asked);
   fmt::format_to(out, "</th>");
   for (auto const length : axes.lengths) fmt::format_to(out, "<th>{}</th>", short_length(length));
@@ -104,11 +105,12 @@ void write_map(Out out, Rows const& rows, std::string const& needle, NeedleAxes 
 void write_needles(Out out, Rows const& rows, std::string const& needle) {
   auto const axes = axes_of(rows, needle);
   if (axes.formats.empty()) return;
-  fmt::format_to(out,
-                 "<h2>Needle in a haystack: {}</h2>\n<p class=\"legend\">Depth of the needle by "
-                 "tokens of the context.<i class=\"found\"></i>found<i class=\"lost\"></i>lost</p>\n"
-                 "<div class=\"maps\">\n",
-                 needle == "attention" ? "at the level of attention" : "a model answers");
+  fmt::format_to(
+      out,
+      "<h2>Needle in a haystack: {}</h2>\n<p class=\"legend\">Depth of the needle by "
+      "tokens of the context.<i class=\"found\"></i>found<i class=\"lost\"></i>lost</p>\n"
+      "<div class=\"maps\">\n",
+      needle == "attention" ? "at the level of attention" : "a model answers");
   for (auto const format : axes.formats) write_map(out, rows, needle, axes, format);
   fmt::format_to(out, "</div>\n");
 }

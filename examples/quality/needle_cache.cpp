@@ -20,17 +20,6 @@ constexpr std::size_t dim = needle_head_dim;
 constexpr std::size_t row = needle_heads * dim;
 constexpr std::int32_t block_tokens = 16;
 
-kv::Geometry geometry_of(kv::KvFormat format) {
-  kv::Geometry geometry;
-  geometry.num_layers = 1;
-  geometry.num_kv_heads = needle_heads;
-  geometry.head_dim_k = needle_head_dim;
-  geometry.head_dim_v = needle_head_dim;
-  geometry.block_tokens = block_tokens;
-  geometry.format = format;
-  return geometry;
-}
-
 /// 0 .. n - 1 in an order that is the same everywhere.
 std::vector<std::int32_t> shuffled(std::int32_t n) {
   std::vector<std::int32_t> order(static_cast<std::size_t>(n));
@@ -54,11 +43,22 @@ float dot(float const* a, float const* b) {
 
 }  // namespace
 
+kv::Geometry needle_geometry(kv::KvFormat format) {
+  kv::Geometry geometry;
+  geometry.num_layers = 1;
+  geometry.num_kv_heads = needle_heads;
+  geometry.head_dim_k = needle_head_dim;
+  geometry.head_dim_v = needle_head_dim;
+  geometry.block_tokens = block_tokens;
+  geometry.format = format;
+  return geometry;
+}
+
 NeedleCache::NeedleCache(NeedleContext const& context, kv::KvFormat format,
                          std::span<kv::StaticScales const> scales, WriteKv write)
     : context_(context),
       write_(std::move(write)),
-      storage_(geometry_of(format), kv::blocks_for(context.length, block_tokens),
+      storage_(needle_geometry(format), kv::blocks_for(context.length, block_tokens),
                {kv::BlockOrder::hnd, kv::PoolOrder::layer_major}, scales),
       table_(shuffled(storage_.num_blocks())) {
   std::vector<kv::BlockId> blocks;
@@ -76,8 +76,7 @@ NeedleCache::NeedleCache(NeedleContext const& context, kv::KvFormat format,
 
 void NeedleCache::write(std::int32_t position, float const* k, float const* v) {
   auto const block = table_[static_cast<std::size_t>(position / block_tokens)];
-  std::array<kv::Slot, 1> const slots = {kv::Slot{block} * block_tokens +
-                                         position % block_tokens};
+  std::array<kv::Slot, 1> const slots = {kv::Slot{block} * block_tokens + position % block_tokens};
   write_(storage_.view(), 0, {k, kv::Element::f32, row, dim}, {v, kv::Element::f32, row, dim},
          slots);
 }

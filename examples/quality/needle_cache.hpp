@@ -13,6 +13,7 @@
 
 #include <pagedkv/data/kv_storage.hpp>
 #include <pagedkv/data/kv_view.hpp>
+#include <pagedkv/model/geometry.hpp>
 #include <pagedkv/model/kv_format.hpp>
 #include <pagedkv/types.hpp>
 
@@ -21,9 +22,12 @@
 namespace quality {
 
 /// `cpu::write_kv` or something to compare it with.
-using WriteKv = std::function<void(
-    pagedkv::KvView const& view, std::int32_t layer, pagedkv::KvRows const& k,
-    pagedkv::KvRows const& v, std::span<pagedkv::Slot const> slots)>;
+using WriteKv =
+    std::function<void(pagedkv::KvView const& view, std::int32_t layer, pagedkv::KvRows const& k,
+                       pagedkv::KvRows const& v, std::span<pagedkv::Slot const> slots)>;
+
+/// One layer, blocks of 16 tokens.
+[[nodiscard]] pagedkv::Geometry needle_geometry(pagedkv::KvFormat format);
 
 class NeedleCache {
  public:

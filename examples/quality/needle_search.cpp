@@ -2,10 +2,9 @@
 #include "needle_search.hpp"
 
 #include <algorithm>
-#include <cmath>
 
 #include <pagedkv/data/cpu/operations.hpp>
-#include <pagedkv/quant/scale.hpp>
+#include <pagedkv/quant/calibration.hpp>
 
 #include "formats.hpp"
 
@@ -18,17 +17,13 @@ namespace {
 constexpr std::int32_t calibration_tokens = 4096;
 constexpr std::uint64_t calibration_seed = 0xCA11;
 
-std::vector<float> scales_of(std::vector<float> const& rows, kv::KvFormat format) {
-  std::vector<float> amax(needle_heads, 0.0F);
-  for (std::size_t i = 0; i < rows.size(); ++i) {
-    float& largest = amax[i / needle_head_dim % needle_heads];
-    largest = std::max(largest, std::abs(rows[i]));
-  }
-  if (format.granularity == kv::Granularity::per_tensor) {
-    amax = {*std::max_element(amax.begin(), amax.end())};
-  }
-  for (float& value : amax) value = kv::quant::dynamic_scale(format.element, value).value;
-  return amax;
+/// One layer's, as `KvStorage` takes them.
+kv::StaticScales calibrate(NeedleContext const& context, kv::KvFormat format) {
+  kv::quant::CalibrationObserver observer(needle_geometry(format), {.format = format});
+  observer.observe_k(0, context.k);
+  observer.observe_v(0, context.v);
+  auto const layer = observer.scales().layers.front();
+  return {layer.k, layer.v};
 }
 
 }  // namespace
@@ -36,14 +31,12 @@ std::vector<float> scales_of(std::vector<float> const& rows, kv::KvFormat format
 std::vector<kv::StaticScales> calibrated_needle_scales(kv::KvFormat format) {
   if (!is_static(format)) return {};
   static NeedleContext const context = make_needle_context(calibration_tokens, calibration_seed);
-  return {{scales_of(context.k, format), scales_of(context.v, format)}};
+  return {calibrate(context, format)};
 }
 
-std::vector<NeedleRow> search_needles(
-    NeedleSearch const& search, std::function<void(std::int64_t, std::int64_t)> const& progress) {
+std::vector<NeedleRow> search_needles(NeedleSearch const& search,
+                                      std::function<void(std::int64_t)> const& progress) {
   auto const depths = needle_depths();
-  auto const of_length = search.formats.size() * depths.size();
-  auto const all = static_cast<std::int64_t>(search.lengths.size() * of_length);
   std::int64_t done = 0;
   std::vector<NeedleRow> rows;
   for (auto const length : search.lengths) {
@@ -54,7 +47,7 @@ std::vector<NeedleRow> search_needles(
       for (double const depth : depths) {
         bool const found = cache.finds(needle_position(length, depth));
         rows.push_back({"attention", format, length, depth, found});
-        progress(++done, all);
+        progress(++done);
       }
     }
   }

@@ -26,10 +26,10 @@ struct NeedleSearch {
 /// is served later isn't what was calibrated with. Empty if the format isn't static.
 [[nodiscard]] std::vector<pagedkv::StaticScales> calibrated_needle_scales(pagedkv::KvFormat format);
 
-/// Rows in the order format, length, depth. `progress(done, all)` is called after each needle.
+/// Rows in the order format, length, depth. `progress(done)` is called after each needle.
 /// O(formats * depths * sum of lengths); the longest context's K and V are in memory in f32.
 [[nodiscard]] std::vector<NeedleRow> search_needles(
-    NeedleSearch const& search, std::function<void(std::int64_t, std::int64_t)> const& progress);
+    NeedleSearch const& search, std::function<void(std::int64_t)> const& progress);
 
 /// How many of the needles at `depths` this writer and format find.
 [[nodiscard]] int count_needles(NeedleContext const& context, pagedkv::KvFormat format,

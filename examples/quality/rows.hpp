@@ -26,8 +26,8 @@ struct QualityRow {
   pagedkv::KvFormat format;
   double bytes_per_token = 0;  ///< K and V of all layers, with the scales beside them
   double perplexity = 0;       ///< exp of the mean loss, nats
-  double kl = 0;               ///< mean divergence of the next token's distribution from f32's, nats
-  double top1 = 0;             ///< share of tokens whose most likely successor is f32's
+  double kl = 0;    ///< mean divergence of the next token's distribution from f32's, nats
+  double top1 = 0;  ///< share of tokens whose most likely successor is f32's
 };
 
 struct Rows {

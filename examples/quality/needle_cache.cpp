@@ -81,24 +81,23 @@ void NeedleCache::write(std::int32_t position, float const* k, float const* v) {
          slots);
 }
 
-bool NeedleCache::finds(std::int32_t position) {
-  write_block_of(position, true);
+bool NeedleCache::finds(Needle const& needle) {
+  write_block_of(needle.position, &needle);
   auto const out = ask();
-  write_block_of(position, false);
+  write_block_of(needle.position, nullptr);
   for (std::size_t h = 0; h < needle_heads; ++h) {
-    if (!is_needle(&out[h * dim], h, position)) return false;
+    if (!is_needle(&out[h * dim], h, needle)) return false;
   }
   return true;
 }
 
-void NeedleCache::write_block_of(std::int32_t position, bool with_needle) {
+void NeedleCache::write_block_of(std::int32_t position, Needle const* needle) {
   std::int32_t const first = position / block_tokens * block_tokens;
   std::int32_t const end = std::min(first + block_tokens, context_.length);
   for (std::int32_t t = first; t < end; ++t) {
     auto const at = static_cast<std::size_t>(t) * row;
-    bool const needle = with_needle && t == position;
-    write(t, needle ? context_.needle_k.data() : &context_.k[at],
-          needle ? context_.needle_v.data() : &context_.v[at]);
+    bool const here = needle != nullptr && t == position;
+    write(t, here ? needle->k.data() : &context_.k[at], here ? needle->v.data() : &context_.v[at]);
   }
 }
 
@@ -118,13 +117,13 @@ std::vector<float> NeedleCache::ask() const {
   return out;
 }
 
-bool NeedleCache::is_needle(float const* out, std::size_t head, std::int32_t position) const {
-  float const* const needle = &context_.needle_v[head * dim];
+bool NeedleCache::is_needle(float const* out, std::size_t head, Needle const& needle) const {
+  float const* const value = &needle.v[head * dim];
   // Squared distances, less what all have in common. NaN is nearer to nothing.
-  float const to_needle = dot(needle, needle) - 2 * dot(out, needle);
+  float const to_needle = dot(value, value) - 2 * dot(out, value);
   if (!std::isfinite(to_needle)) return false;
   for (std::int32_t t = 0; t < context_.length; ++t) {
-    if (t == position) continue;
+    if (t == needle.position) continue;
     std::size_t const i = static_cast<std::size_t>(t) * needle_heads + head;
     if (v_squares_[i] - 2 * dot(out, &context_.v[i * dim]) <= to_needle) return false;
   }

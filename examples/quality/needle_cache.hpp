@@ -35,18 +35,18 @@ class NeedleCache {
   NeedleCache(NeedleContext const& context, pagedkv::KvFormat format,
               std::span<pagedkv::StaticScales const> scales, WriteKv write);
 
-  /// Puts the needle at this position, asks, and puts back what was there.
+  /// Puts one of the context's needles in its place, asks, and puts back what was there.
   ///
   /// Found: in every head the output is nearer (Euclid) to the needle's value than to that of any
   /// other token. That takes about half of the attention: an output of w * needle + the rest's
   /// mean, which is near 0, is as far from the needle as from 0 at w = 1/2.
-  [[nodiscard]] bool finds(std::int32_t position);
+  [[nodiscard]] bool finds(Needle const& needle);
 
  private:
   void write(std::int32_t position, float const* k, float const* v);
-  void write_block_of(std::int32_t position, bool with_needle);
+  void write_block_of(std::int32_t position, Needle const* needle);
   [[nodiscard]] std::vector<float> ask() const;
-  [[nodiscard]] bool is_needle(float const* out, std::size_t head, std::int32_t position) const;
+  [[nodiscard]] bool is_needle(float const* out, std::size_t head, Needle const& needle) const;
 
   NeedleContext const& context_;
   WriteKv write_;

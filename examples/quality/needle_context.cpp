@@ -5,6 +5,7 @@
 #include <cstddef>
 #include <stdexcept>
 #include <string>
+#include <utility>
 
 namespace quality {
 
@@ -14,7 +15,7 @@ constexpr std::size_t dim = needle_head_dim;
 constexpr std::size_t row = needle_heads * dim;
 constexpr float gain_sigma = 0.4F;
 constexpr float outlier = 12.0F;
-constexpr float score_sigma = 2.0F;  // of tokens that are neither needle nor decoy
+constexpr float score_sigma = 4.0F;  // of tokens that are neither needle nor decoy
 constexpr std::uint64_t heads_seed = 0x6E65'6564'6C65ULL;
 
 /// A stream of numbers, the same on every platform.
@@ -118,8 +119,6 @@ NeedleContext make_needle_context(std::int32_t length, std::uint64_t seed) {
   context.length = length;
   context.k.resize(num_tokens * row);
   context.v.resize(num_tokens * row);
-  context.needle_k.resize(row);
-  context.needle_v.resize(row);
 
   TokenMaker tokens(seed);
   for (std::size_t t = 0; t < num_tokens; ++t) {
@@ -129,10 +128,14 @@ NeedleContext make_needle_context(std::int32_t length, std::uint64_t seed) {
   }
   for (std::int32_t i = 0; i < num_decoys; ++i) {
     std::size_t const t = tokens.next() % num_tokens;
-    float const gain = tokens.gain();
-    tokens.make(gain, decoy_score, &context.k[t * row], &context.v[t * row]);
+    tokens.make(1.0F, decoy_score, &context.k[t * row], &context.v[t * row]);
   }
-  tokens.make(1.0F, needle_score, context.needle_k.data(), context.needle_v.data());
+  for (std::int32_t i = 0; i < num_needles; ++i) {
+    Needle needle{i / (num_needles - 1.0), i * (length - 1) / (num_needles - 1),
+                  std::vector<float>(row), std::vector<float>(row)};
+    tokens.make(1.0F, needle_score, needle.k.data(), needle.v.data());
+    context.needles.push_back(std::move(needle));
+  }
 
   context.query.resize(row);
   for (std::size_t i = 0; i < row; ++i) {
@@ -140,16 +143,6 @@ NeedleContext make_needle_context(std::int32_t length, std::uint64_t seed) {
                        (NeedleContext::softmax_scale() * head_size(i / dim));
   }
   return context;
-}
-
-std::int32_t needle_position(std::int32_t length, double depth) {
-  return static_cast<std::int32_t>(depth * (length - 1));
-}
-
-std::vector<double> needle_depths() {
-  std::vector<double> depths;
-  for (int i = 0; i <= 10; ++i) depths.push_back(i / 10.0);
-  return depths;
 }
 
 }  // namespace quality

@@ -36,7 +36,6 @@ std::vector<kv::StaticScales> calibrated_needle_scales(kv::KvFormat format) {
 
 std::vector<NeedleRow> search_needles(NeedleSearch const& search,
                                       std::function<void(std::int64_t)> const& progress) {
-  auto const depths = needle_depths();
   std::int64_t done = 0;
   std::vector<NeedleRow> rows;
   for (auto const length : search.lengths) {
@@ -44,9 +43,8 @@ std::vector<NeedleRow> search_needles(NeedleSearch const& search,
     for (auto const format : search.formats) {
       auto const scales = calibrated_needle_scales(format);
       NeedleCache cache(context, format, scales, kv::cpu::write_kv);
-      for (double const depth : depths) {
-        bool const found = cache.finds(needle_position(length, depth));
-        rows.push_back({"attention", format, length, depth, found});
+      for (auto const& needle : context.needles) {
+        rows.push_back({"attention", format, length, needle.depth, cache.finds(needle)});
         progress(++done);
       }
     }
@@ -59,13 +57,11 @@ std::vector<NeedleRow> search_needles(NeedleSearch const& search,
   return rows;
 }
 
-int count_needles(NeedleContext const& context, kv::KvFormat format, WriteKv const& write,
-                  std::vector<double> const& depths) {
+int count_needles(NeedleContext const& context, kv::KvFormat format, WriteKv const& write) {
   auto const scales = calibrated_needle_scales(format);
   NeedleCache cache(context, format, scales, write);
-  return static_cast<int>(std::count_if(depths.begin(), depths.end(), [&](double depth) {
-    return cache.finds(needle_position(context.length, depth));
-  }));
+  return static_cast<int>(std::count_if(context.needles.begin(), context.needles.end(),
+                                        [&](auto const& needle) { return cache.finds(needle); }));
 }
 
 }  // namespace quality

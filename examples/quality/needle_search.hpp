@@ -31,8 +31,8 @@ struct NeedleSearch {
 [[nodiscard]] std::vector<NeedleRow> search_needles(
     NeedleSearch const& search, std::function<void(std::int64_t)> const& progress);
 
-/// How many of the needles at `depths` this writer and format find.
+/// How many of the context's needles this format finds, written by `write`.
 [[nodiscard]] int count_needles(NeedleContext const& context, pagedkv::KvFormat format,
-                                WriteKv const& write, std::vector<double> const& depths);
+                                WriteKv const& write);
 
 }  // namespace quality

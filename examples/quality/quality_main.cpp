@@ -76,9 +76,8 @@ std::vector<quality::NeedleRow> attention_needles(Arguments const& a) {
   quality::NeedleSearch search;
   search.formats = formats_of(a);
   if (!a.lengths.empty()) search.lengths = a.lengths;
-  auto const count =
-      search.formats.size() * search.lengths.size() * quality::needle_depths().size();
-  programs::Progress progress(static_cast<std::int64_t>(count), "needles");
+  auto const count = search.formats.size() * search.lengths.size() * quality::num_needles;
+  programs::Progress progress(static_cast<std::int64_t>(count), true, "needles");
   return quality::search_needles(search, [&](std::int64_t done) { progress.update(done); });
 }
 

@@ -1,4 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
+/// \file
+/// How far a program is.
 #pragma once
 
 #include <unistd.h>
@@ -7,18 +9,15 @@
 #include <cstdint>
 #include <cstdio>
 #include <string>
-#include <utility>
 
 namespace programs {
 
 /// A bar on stderr, when that is a terminal; nothing otherwise.
 class Progress {
  public:
-  /// `unit`: what is counted, e.g. "requests".
-  Progress(std::int64_t total, std::string unit, bool wanted = true)
-      : total_(total),
-        unit_(std::move(unit)),
-        on_(wanted && total > 0 && ::isatty(STDERR_FILENO) == 1) {}
+  /// `unit`: what is counted.
+  explicit Progress(std::int64_t total, bool wanted = true, char const* unit = "requests")
+      : total_(total), unit_(unit), on_(wanted && total > 0 && ::isatty(STDERR_FILENO) == 1) {}
   ~Progress() { clear(); }
   Progress(Progress const&) = delete;
   Progress& operator=(Progress const&) = delete;
@@ -36,7 +35,7 @@ class Progress {
     bar.resize(width, '.');
     std::fprintf(stderr, "\r[%s] %3d %%  %lld of %lld %s", bar.c_str(),
                  static_cast<int>(done * 100 / total_), static_cast<long long>(done),
-                 static_cast<long long>(total_), unit_.c_str());
+                 static_cast<long long>(total_), unit_);
     std::fflush(stderr);
   }
 
@@ -51,7 +50,7 @@ class Progress {
   using Clock = std::chrono::steady_clock;
 
   std::int64_t total_;
-  std::string unit_;
+  char const* unit_;
   bool on_;
   bool drawn_ = false;
   Clock::time_point last_;

@@ -29,20 +29,21 @@ double score(quality::NeedleContext const& context, std::size_t head, float cons
 }
 
 /// Nats between the needle's score and all the others' together.
-double margin(quality::NeedleContext const& context, std::size_t head) {
+double margin(quality::NeedleContext const& context, quality::Needle const& needle,
+              std::size_t head) {
   double others = 0;
   for (std::size_t t = 0; t < static_cast<std::size_t>(context.length); ++t) {
     others += std::exp(score(context, head, &context.k[t * row + head * dim]));
   }
-  return score(context, head, &context.needle_k[head * dim]) - std::log(others);
+  return score(context, head, &needle.k[head * dim]) - std::log(others);
 }
 
 TEST_CASE("a needle's margin over all other tokens is what the page says, at every length") {
-  for (std::int32_t const length : {256, 4096, 32768}) {
+  for (std::int32_t const length : {256, 4096, 131072}) {
     auto const context = quality::make_needle_context(length, 1);
     for (std::size_t head = 0; head < quality::needle_heads; ++head) {
       INFO(length << " tokens, head " << head);
-      CHECK_THAT(margin(context, head), Catch::Matchers::WithinAbs(4.5, 0.1));
+      CHECK_THAT(margin(context, context.needles[3], head), Catch::Matchers::WithinAbs(4.5, 0.2));
     }
   }
 }
@@ -53,14 +54,14 @@ TEST_CASE("the same seed makes the same context, another one other tokens for th
   auto const c = quality::make_needle_context(512, 2);
   CHECK(a.k == b.k);
   CHECK(a.v == b.v);
-  CHECK(a.needle_v == b.needle_v);
+  CHECK(a.needles[3].v == b.needles[3].v);
   CHECK(a.query == c.query);
   CHECK(a.k != c.k);
 }
 
 TEST_CASE("f16, every fp8_e4m3 and int8 per token and head find every needle") {
   auto const found_all = quality::parse_formats(
-      {"f32", "f16", "bf16", "fp8_e4m3", "int8/per_token_head", "int8_asym"});
+      {"f32", "f16", "bf16", "fp8_e4m3", "fp8_e5m2", "int8/per_token_head", "int8_asym"});
   quality::NeedleSearch search{found_all, {64, 1024, 4096}, 3};
   for (auto const& asked : quality::search_needles(search, [](std::int64_t) {})) {
     INFO(kv::to_string(asked.format) << ", " << asked.length << " tokens, depth " << asked.depth);
@@ -69,13 +70,13 @@ TEST_CASE("f16, every fp8_e4m3 and int8 per token and head find every needle") {
 }
 
 TEST_CASE("a running maximum without requantizing loses needles that requantizing finds") {
-  auto const depths = quality::needle_depths();
   for (std::int32_t const length : {1024, 4096}) {
     for (std::uint64_t const seed : {1, 2, 3}) {
       auto const context = quality::make_needle_context(length, seed);
-      int const found = quality::count_needles(context, block_head, kv::cpu::write_kv, depths);
-      int const without = quality::count_needles(context, block_head,
-                                                 quality::testing::write_running_maximum, depths);
+      int const found = quality::count_needles(context, block_head, kv::cpu::write_kv);
+      int const without =
+          quality::count_needles(context, block_head, quality::testing::write_running_maximum);
+
       INFO(length << " tokens, seed " << seed << ": " << without << " found without requantizing");
       CHECK(found == 11);
       CHECK(without <= 5);
@@ -90,7 +91,7 @@ TEST_CASE("a needle that isn't there isn't found") {
                         kv::KvRows const& v, std::span<kv::Slot const> slots) {
     kv::cpu::write_kv(view, layer, v, k, slots);
   };
-  CHECK(quality::count_needles(context, {}, write, quality::needle_depths()) == 0);
+  CHECK(quality::count_needles(context, {}, write) == 0);
 }
 
 TEST_CASE("rows come format by format, then by length, then by depth; progress counts them") {

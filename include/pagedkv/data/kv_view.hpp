@@ -30,6 +30,9 @@
 
 PAGEDKV_NAMESPACE_BEGIN
 
+/// Longer vectors than any model has: operations keep some on the stack.
+inline constexpr std::int32_t max_head_dim = 1024;
+
 /// K, or V, of one layer.
 struct KvTensor {
   std::byte* data = nullptr;

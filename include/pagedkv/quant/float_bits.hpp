@@ -41,8 +41,12 @@ namespace detail {
   return __fmul_rn(a, b);
 #else
   float p = a * b;
-#if defined(__FMA__) && defined(__GNUC__) && !defined(PAGEDKV_NO_FP_CONTRACT)
+#if defined(PAGEDKV_NO_FP_CONTRACT)
+  // The file is compiled with -ffp-contract=off.
+#elif defined(__FMA__) && defined(__GNUC__)
   if (!__builtin_is_constant_evaluated()) __asm__("" : "+x"(p));
+#elif defined(__aarch64__) && defined(__GNUC__)
+  if (!__builtin_is_constant_evaluated()) __asm__("" : "+w"(p));
 #endif
   return p;
 #endif

@@ -2,6 +2,7 @@
 #include "engine.hpp"
 
 #include <algorithm>
+#include <iterator>
 #include <stdexcept>
 #include <utility>
 
@@ -231,7 +232,7 @@ void Engine::preempt(Sample& sample) {
 void Engine::admit(kv::PlannedRequest const& planned) {
   Sample& sample = *waiting_[at(planned.index)];
   auto opened = cache_.open(kv::SequenceId{sample.number}, *sample.key,
-                            {.reserve = planned.reserve, .resumed = sample.was_open});
+                            {.reserve = planned.reserve, .resumed = sample.preempted > 0});
   if (!opened) return;  // still waiting: the next plan sees it again
   sample.sequence.emplace(std::move(*opened));
   sample.key.reset();
@@ -359,10 +360,10 @@ void Engine::sample_all(std::span<float const> logits) {
 /// rest waits, and will find the prompt in the cache.
 void Engine::begin_siblings(Sample& first, std::span<float const> logits) {
   std::int32_t const count = std::exchange(first.siblings, 0);
+  auto next_waiting = waiting_.begin();
   for (std::int32_t i = 1; i <= count; ++i) {
     auto sibling = std::make_unique<Sample>(first.request, i, first.number);
     sibling->cached_tokens = first.cached_tokens;
-    sibling->preempted = first.preempted;
     sibling->was_open = true;
     if (!take_token(*sibling, logits)) continue;
     Timed const managing(numbers_.manager);
@@ -373,7 +374,7 @@ void Engine::begin_siblings(Sample& first, std::span<float const> logits) {
     if (sibling->sequence) {
       forked_.push_back(std::move(sibling));
     } else {
-      waiting_.push_front(std::move(sibling));
+      next_waiting = std::next(waiting_.insert(next_waiting, std::move(sibling)));
     }
   }
 }

@@ -11,8 +11,8 @@
 #include <deque>
 #include <memory>
 #include <optional>
-#include <pagedkv/pagedkv.hpp>
 #include <pagedkv/data/kv_storage.hpp>
+#include <pagedkv/pagedkv.hpp>
 #include <pagedkv/step/planner_numbers.hpp>
 #include <span>
 #include <string>
@@ -28,12 +28,12 @@ namespace engine {
 
 /// What a client asks for.
 struct Request {
-  std::string id;                    ///< stands in answers and events
-  std::vector<kv::TokenId> prompt;   ///< at least one
-  std::int32_t max_tokens = 256;     ///< of the answer
-  std::vector<kv::TokenId> stop_ids; ///< end the answer and aren't part of it
-  float temperature = 0.0F;          ///< 0: the likeliest token always
-  std::int32_t n = 1;                ///< samples, which share the prompt
+  std::string id;                     ///< stands in answers and events
+  std::vector<kv::TokenId> prompt;    ///< at least one
+  std::int32_t max_tokens = 256;      ///< of the answer
+  std::vector<kv::TokenId> stop_ids;  ///< end the answer and aren't part of it
+  float temperature = 0.0F;           ///< 0: the likeliest token always
+  std::int32_t n = 1;                 ///< samples, which share the prompt
   /// The client leaves after so many tokens of a sample; 0: while its prompt is being computed.
   std::optional<std::int32_t> cancel_after;
   std::uint64_t seed = 0;  ///< of the samples' random numbers
@@ -86,8 +86,8 @@ struct EngineNumbers {
   std::int64_t answers = 0;
   std::int64_t refused = 0;
   std::int64_t cancelled = 0;
-  double peak_usage = 0;  ///< share of the pool in use, 0 to 1
-  double usage_sum = 0;   ///< of the steps
+  double peak_usage = 0;               ///< share of the pool in use, 0 to 1
+  double usage_sum = 0;                ///< of the steps
   std::chrono::nanoseconds total{};    ///< inside `step`
   std::chrono::nanoseconds manager{};  ///< thereof in the cache, the planner and the batch
   std::chrono::nanoseconds data{};     ///< thereof writing, copying and attending

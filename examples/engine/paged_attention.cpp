@@ -60,9 +60,8 @@ PagedAttention::PagedAttention(ModelConfig const& config, kv::KvView const& view
     : config_(config), view_(view), arrays_(arrays), step_(step) {
   auto const offsets = arrays.attention(step).query_offsets;
   // One query each: 0, 1, 2, ...
-  only_decodes_ = std::adjacent_find(offsets.begin(), offsets.end(), [](auto a, auto b) {
-                    return b - a != 1;
-                  }) == offsets.end();
+  only_decodes_ = std::adjacent_find(offsets.begin(), offsets.end(),
+                                     [](auto a, auto b) { return b - a != 1; }) == offsets.end();
 }
 
 void PagedAttention::prepare() {

@@ -6,8 +6,8 @@
 
 #include <chrono>
 #include <cstdint>
-#include <pagedkv/pagedkv.hpp>
 #include <pagedkv/data/cpu/operations.hpp>
+#include <pagedkv/pagedkv.hpp>
 #include <span>
 #include <vector>
 

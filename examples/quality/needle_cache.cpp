@@ -10,6 +10,8 @@
 #include <pagedkv/data/cpu/operations.hpp>
 #include <pagedkv/model/geometry.hpp>
 
+#include "shuffled.hpp"
+
 namespace quality {
 
 namespace kv = pagedkv;
@@ -19,18 +21,6 @@ namespace {
 constexpr std::size_t dim = needle_head_dim;
 constexpr std::size_t row = needle_heads * dim;
 constexpr std::int32_t block_tokens = 16;
-
-/// 0 .. n - 1 in an order that is the same everywhere.
-std::vector<std::int32_t> shuffled(std::int32_t n) {
-  std::vector<std::int32_t> order(static_cast<std::size_t>(n));
-  std::iota(order.begin(), order.end(), 0);
-  std::uint64_t state = 1;
-  for (std::size_t i = order.size(); i > 1; --i) {
-    state = state * 6364136223846793005ULL + 1442695040888963407ULL;
-    std::swap(order[i - 1], order[(state >> 33) % i]);
-  }
-  return order;
-}
 
 /// Sixteen sums side by side: compilers make vectors of them.
 float dot(float const* a, float const* b) {

@@ -8,12 +8,23 @@
 
 #include <CLI/CLI.hpp>
 #include <algorithm>
+#include <filesystem>
 #include <fstream>
+#include <iterator>
+#include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
+#include <pagedkv/quant/scale_file.hpp>
+
+#include "calibration.hpp"
 #include "formats.hpp"
+#include "forward.hpp"
 #include "heat_map.hpp"
+#include "load_model.hpp"
+#include "model_needle.hpp"
+#include "model_quality.hpp"
 #include "needle_search.hpp"
 #include "rows.hpp"
 #include "support/cli_errors.hpp"
@@ -26,12 +37,15 @@ namespace kv = pagedkv;
 constexpr int failed = 1;
 
 constexpr char const* description =
-    "Says what each KV format and granularity costs in quality.\n"
-    "\n"
-    "  pagedkv-quality --needle attention --json rows.json --html map.html\n"
-    "\n"
-    "--needle attention needs no model: a made-up layer looks one token up in contexts of up to\n"
-    "131,072, through the paged cache (docs/quality.md).\n";
+    R"(Says what each KV format and granularity costs in quality (docs/quality.md).
+
+  pagedkv-quality --needle attention --json rows.json --html map.html
+  pagedkv-quality --model M --text T --calibrate --json rows.json
+  pagedkv-quality --model M --needle model
+
+--needle attention needs no model: a made-up layer looks one token up in contexts of up to 131,072,
+through the paged cache. With --model and --text: bytes per token, perplexity, and divergence from
+an f32 cache. --needle model: a sentence in a text that the model has to remember.)";
 
 struct Arguments {
   std::vector<std::string> needles;
@@ -39,33 +53,105 @@ struct Arguments {
   std::vector<std::int32_t> lengths;
   std::string json_path;
   std::string html_path;
+  std::string model;
+  std::string tokenizer;
+  std::string text;
+  std::int64_t tokens = 4096;
+  std::optional<std::int32_t> window;
+  bool calibrate = false;
+  std::int64_t calibration_tokens = 2048;
+  std::vector<std::string> scales;
+  int threads = 1;
+
+  [[nodiscard]] bool asks(char const* needle) const {
+    return std::find(needles.begin(), needles.end(), needle) != needles.end();
+  }
 };
 
-void add_options(CLI::App& app, Arguments& a) {
-  app.add_option("--needle", a.needles, "look needles up")
-      ->check(CLI::IsMember({"attention"}))
+void add_needle_options(CLI::App& app, Arguments& a) {
+  app.add_option("--needle", a.needles, "look needles up: in a made-up layer, or with the model")
+      ->check(CLI::IsMember({"attention", "model"}))
       ->delimiter(',')
-      ->option_text("attention");
-  app.add_option("--formats", a.formats,
-                 "only these, e.g. fp8_e4m3,int8/per_token_head; an element means all its "
-                 "granularities [all]")
-      ->delimiter(',')
-      ->type_name("NAME,...");
+      ->option_text("attention|model");
   app.add_option("--lengths", a.lengths,
-                 "needle: tokens of the contexts [1024,4096,16384,65536,131072]")
+                 "tokens of the contexts [attention: 1024,4096,16384,65536,131072; model: those of "
+                 "256,512,1024,2048 that it can]")
       ->delimiter(',')
       ->check(CLI::Range(quality::min_needle_length, 1 << 24))
       ->type_name("N,...");
+}
+
+void add_model_options(CLI::App& app, Arguments& a) {
+  app.add_option("--model", a.model, "GGUF file, or llama2.c checkpoint")->type_name("FILE");
+  app.add_option("--tokenizer", a.tokenizer, "tokenizer file of a llama2.c checkpoint")
+      ->type_name("FILE");
+  app.add_option("--text", a.text, "what the model reads")->type_name("FILE");
+  app.add_option("--tokens", a.tokens, "read so many tokens of the text at most")
+      ->check(CLI::PositiveNumber)
+      ->capture_default_str();
+  app.add_option("--window", a.window,
+                 "tokens that the model sees at once [512, or its context if that is shorter]")
+      ->check(CLI::PositiveNumber);
+  app.add_option("--threads", a.threads, "threads of matrix products")
+      ->capture_default_str()
+      ->check(CLI::Range(1, 1024));
+}
+
+void add_scale_options(CLI::App& app, Arguments& a) {
+  auto* const calibrate = app.add_flag(
+      "--calibrate", a.calibrate,
+      "make static scales from the first quarter of the text and write them to --scales "
+      "[kv_cache_scales.json; one file a format: x.<element>.<granularity>.json]; the rest is "
+      "read");
+  app.add_option("--calibration-tokens", a.calibration_tokens,
+                 "at most so many tokens make the scales")
+      ->check(CLI::PositiveNumber)
+      ->capture_default_str()
+      ->needs(calibrate);
+  app.add_option("--scales", a.scales, "files with static scales")->type_name("FILE ...");
+}
+
+void add_options(CLI::App& app, Arguments& a) {
+  app.add_option("--formats", a.formats,
+                 "only these, e.g. fp8_e4m3,int8/per_token_head; an element means all its "
+                 "granularities [all; with a model, static ones only if they have scales]")
+      ->delimiter(',')
+      ->type_name("NAME,...");
   app.add_option("--json", a.json_path, "write all rows to this file, one array")
       ->type_name("FILE");
   app.add_option("--html", a.html_path, "write heat maps to this file")->type_name("FILE");
+  auto const in_group = [&](char const* name, auto const& add_group) {
+    app.option_defaults()->group(name);
+    add_group(app, a);
+  };
+  in_group("Needle", add_needle_options);
+  in_group("Model", add_model_options);
+  in_group("Static scales", add_scale_options);
+}
+
+void require_sense(Arguments const& a) {
+  if (a.needles.empty() && (a.model.empty() || a.text.empty())) {
+    throw CLI::RequiredError("--needle, or --model with --text,");
+  }
+  if (a.asks("model") && a.model.empty()) throw CLI::RequiredError("--needle model: --model");
+  if (a.calibrate && a.text.empty()) throw CLI::RequiredError("--calibrate: --text");
+  if (a.calibrate && a.scales.size() > 1) {
+    throw CLI::ValidationError("--scales", "with --calibrate it names the one file to write");
+  }
+}
+
+std::string read_file(std::string const& path) {
+  std::ifstream file(path, std::ios::binary);
+  std::string text{std::istreambuf_iterator<char>(file), {}};
+  if (!file || text.empty()) throw std::runtime_error(path + ": can't be read, or is empty");
+  return text;
 }
 
 void write_file(std::string const& path, std::string const& text) {
   if (path.empty()) return;
   std::ofstream file(path, std::ios::binary);
   file << text;
-  if (!file.flush()) throw std::runtime_error("cannot write " + path);
+  if (!file.flush()) throw std::runtime_error(path + ": can't be written");
 }
 
 std::vector<kv::KvFormat> formats_of(Arguments const& a) {
@@ -81,10 +167,118 @@ std::vector<quality::NeedleRow> attention_needles(Arguments const& a) {
   return quality::search_needles(search, [&](std::int64_t done) { progress.update(done); });
 }
 
+/// A model, and what there is to read.
+class ModelRun {
+ public:
+  explicit ModelRun(Arguments const& a)
+      : a_(a), loaded_(engine::load_model(a.model, a.tokenizer)), name_(name_of(a.model)) {
+    engine::set_matrix_threads(a.threads);
+    if (loaded_.tokenizer == nullptr) {
+      throw std::runtime_error(a.model + ": a llama2.c model needs its --tokenizer");
+    }
+    first_tokens_ = loaded_.tokenizer->encode("");
+    if (!a.text.empty()) {
+      text_ = without_first(loaded_.tokenizer->encode(read_file(a.text)));
+    }
+    calibration_ = a.calibrate ? calibration_length() : 0;
+    formats_ = scaled_formats();
+  }
+
+  std::vector<quality::QualityRow> measure() const {
+    quality::QualityRun run{name_, formats_, first_tokens_, window()};
+    auto const rest = std::span(text_).subspan(calibration_);
+    auto const read = rest.first(std::min(rest.size(), static_cast<std::size_t>(a_.tokens)));
+    programs::Progress progress(static_cast<std::int64_t>(read.size()), true, "tokens");
+    return quality::measure_quality(loaded_.model, run, read,
+                                    [&](std::int64_t done) { progress.update(done); });
+  }
+
+  std::vector<quality::NeedleRow> needles() const {
+    quality::ModelNeedle search;
+    search.formats = formats_;
+    if (!a_.lengths.empty()) search.lengths = a_.lengths;
+    search.first_tokens = first_tokens_;
+    search.haystack =
+        text_.empty() ? without_first(loaded_.tokenizer->encode(quality::plain_haystack())) : text_;
+    auto const lengths = quality::lengths_within(loaded_.model.config, search.lengths);
+    auto const count = formats_.size() * lengths.size() * quality::num_needles;
+    programs::Progress progress(static_cast<std::int64_t>(count), true, "needles");
+    return quality::search_model_needles(loaded_.model, *loaded_.tokenizer, search,
+                                         [&](std::int64_t done) { progress.update(done); });
+  }
+
+ private:
+  static std::string name_of(std::string const& path) {
+    return std::filesystem::path(path).stem().string();
+  }
+  std::vector<std::int32_t> without_first(std::vector<std::int32_t> tokens) const {
+    auto const count = static_cast<std::ptrdiff_t>(first_tokens_.size());
+    tokens.erase(tokens.begin(), tokens.begin() + count);
+    return tokens;
+  }
+  std::int32_t window() const {
+    return a_.window.value_or(std::min(512, loaded_.model.config.max_positions));
+  }
+  std::size_t calibration_length() const {
+    return std::min(text_.size() / 4, static_cast<std::size_t>(a_.calibration_tokens));
+  }
+
+  std::vector<quality::ScaledFormat> scaled_formats() const {
+    auto const formats = formats_of(a_);
+    auto const files = a_.calibrate ? write_scales(formats) : a_.scales;
+    auto const& config = loaded_.model.config;
+    std::vector<quality::ScaledFormat> scaled;
+    for (auto const format : formats) {
+      if (!quality::is_static(format)) {
+        scaled.push_back({format});
+      } else if (!files.empty() || !a_.formats.empty()) {
+        auto const set = quality::find_scales(files, config, format);
+        scaled.push_back({format, quality::storage_scales(set, format, config.num_kv_heads)});
+      } else {
+        fmt::print(stderr, "{} left out: it needs scales (--calibrate or --scales)\n",
+                   kv::to_string(format));
+      }
+    }
+    return scaled;
+  }
+
+  /// Calibrates, and returns the files.
+  std::vector<std::string> write_scales(std::vector<kv::KvFormat> formats) const {
+    std::erase_if(formats, [](auto format) { return !quality::is_static(format); });
+    if (formats.empty()) return {};
+    auto const part = std::span(text_).first(calibration_);
+    auto const sets = quality::calibrate(loaded_.model, name_, part, window(), formats);
+    auto const path = a_.scales.empty() ? "kv_cache_scales.json" : a_.scales.front();
+    std::vector<std::string> files;
+    for (auto const& set : sets) {
+      files.push_back(quality::scale_path(path, set.format, sets.size() == 1));
+      kv::quant::write_scale_file(files.back(), set);
+      fmt::print("Scales of {} ({}): {}\n", kv::to_string(set.format), set.made, files.back());
+    }
+    fmt::print("\n");
+    return files;
+  }
+
+  Arguments const& a_;
+  engine::LoadedModel loaded_;
+  std::string name_;
+  std::vector<std::int32_t> first_tokens_;
+  std::vector<std::int32_t> text_;
+  std::size_t calibration_ = 0;  // so many tokens of the text made scales
+  std::vector<quality::ScaledFormat> formats_;
+};
+
 int run(Arguments const& a) {
-  if (a.needles.empty()) throw CLI::RequiredError("--needle attention");
+  require_sense(a);
   quality::Rows rows;
-  rows.needles = attention_needles(a);
+  std::optional<ModelRun> model;
+  if (!a.model.empty()) model.emplace(a);
+  if (a.asks("attention")) rows.needles = attention_needles(a);
+  if (a.asks("model")) {
+    auto const found = model->needles();
+    rows.needles.insert(rows.needles.end(), found.begin(), found.end());
+  }
+  if (model && !a.text.empty()) rows.qualities = model->measure();
   fmt::print("{}", quality::to_table(rows));
   write_file(a.json_path, quality::to_json(rows));
   write_file(a.html_path, quality::to_html(rows));

@@ -210,7 +210,7 @@ TEST_CASE("the block size, the layout and the number of workers don't change a b
   std::vector<float> first;
   for (std::int32_t const threads : {1, 2, 3}) {
     // Scratch for a few tiles only: long contexts take several rounds.
-    kv::cpu::Workers workers(threads, threads == 3 ? 4096 : std::size_t{1} << 18);
+    kv::cpu::Workers workers(threads, threads == 3 ? 20000 : std::size_t{1} << 18);
     for (std::int32_t const block_tokens : {1, 7, 16, 64}) {
       for (auto const& ops : both_operations) {
         Scene const s({.kv_heads = 2,

@@ -30,12 +30,9 @@ Tokens encode(engine::Tokenizer const& tokenizer, std::string const& text) {
   return tokens;
 }
 
-/// A prompt, and where the parts are.
-struct Prompt {
-  Tokens tokens;           ///< with the answer at the end
-  std::size_t shared = 0;  ///< so many leading tokens are haystack: those of other depths too
-  std::size_t answer = 0;  ///< the last so many tokens are the answer
-};
+void add_hay(Tokens& tokens, Tokens const& hay, std::size_t first, std::size_t end) {
+  for (std::size_t i = first; i < end; ++i) tokens.push_back(hay[i % hay.size()]);
+}
 
 class Search {
  public:
@@ -48,7 +45,7 @@ class Search {
     std::vector<NeedleRow> rows;
     for (int i = 0; i < num_needles; ++i) {
       double const depth = i / (num_needles - 1.0);
-      auto const prompt = make_prompt(static_cast<std::size_t>(length), i);
+      auto const prompt = make_needle_prompt(tokenizer_, search_, length, i);
       rows.push_back({"model", format.format, length, depth, answers(sequence, prompt)});
       progress();
     }
@@ -56,45 +53,13 @@ class Search {
   }
 
  private:
-  Prompt make_prompt(std::size_t length, int depth) const {
-    Tokens const statement = encode(tokenizer_, sentence + secret(depth) + ".");
-    Tokens const question = encode(tokenizer_, sentence + secret(depth));
-    Tokens const front = encode(tokenizer_, sentence);
-    std::size_t const others = search_.first_tokens.size() + statement.size() + question.size();
-    if (length < others + num_needles) {
-      throw std::invalid_argument("a needle needs a context of at least " +
-                                  std::to_string(others + num_needles) + " tokens, not " +
-                                  std::to_string(length));
-    }
-    std::size_t const hay = length - others;
-    std::size_t const before = hay * static_cast<std::size_t>(depth) / (num_needles - 1);
-    Prompt prompt;
-    prompt.tokens = search_.first_tokens;
-    add_hay(prompt.tokens, 0, before);
-    prompt.shared = prompt.tokens.size();
-    prompt.tokens.insert(prompt.tokens.end(), statement.begin(), statement.end());
-    add_hay(prompt.tokens, before, hay);
-    prompt.tokens.insert(prompt.tokens.end(), question.begin(), question.end());
-    // Where the number's own tokens begin: the first that the sentence alone hasn't.
-    auto const differs =
-        std::mismatch(front.begin(), front.end(), question.begin(), question.end());
-    prompt.answer = static_cast<std::size_t>(question.end() - differs.second);
-    return prompt;
-  }
-
-  void add_hay(Tokens& tokens, std::size_t first, std::size_t end) const {
-    for (std::size_t i = first; i < end; ++i) {
-      tokens.push_back(search_.haystack[i % search_.haystack.size()]);
-    }
-  }
-
   /// Whether each token of the answer is the likeliest after those before it: what greedy
   /// generation would have given.
-  bool answers(PagedSequence& sequence, Prompt const& prompt) {
-    auto const shared = std::min(static_cast<std::int32_t>(prompt.shared), shared_length_);
+  bool answers(PagedSequence& sequence, NeedlePrompt const& prompt) {
+    auto const shared = std::min(static_cast<std::int32_t>(prompt.needle), shared_length_);
     auto const begin = static_cast<std::size_t>(
         sequence.rewind(sequence.length() == 0 ? 0 : std::min(shared, sequence.length())));
-    shared_length_ = static_cast<std::int32_t>(prompt.shared);
+    shared_length_ = static_cast<std::int32_t>(prompt.needle);
     std::span<std::int32_t const> const all(prompt.tokens);
     // The logits of the last `answer` tokens but one predict the answer.
     std::size_t const asked = all.size() - prompt.answer - 1;
@@ -121,6 +86,33 @@ class Search {
 };
 
 }  // namespace
+
+NeedlePrompt make_needle_prompt(engine::Tokenizer const& tokenizer, ModelNeedle const& search,
+                                std::int32_t length, int depth) {
+  Tokens const front = encode(tokenizer, sentence);
+  Tokens const question = encode(tokenizer, sentence + secret(depth));
+  Tokens const statement = encode(tokenizer, sentence + secret(depth) + ".");
+  std::size_t const others = search.first_tokens.size() + statement.size() + question.size();
+  auto const all = static_cast<std::size_t>(length);
+  if (all < others + num_needles) {
+    throw std::invalid_argument("a needle needs a context of at least " +
+                                std::to_string(others + num_needles) + " tokens, not " +
+                                std::to_string(length));
+  }
+  std::size_t const hay = all - others;
+  std::size_t const before = hay * static_cast<std::size_t>(depth) / (num_needles - 1);
+  NeedlePrompt prompt;
+  prompt.tokens = search.first_tokens;
+  add_hay(prompt.tokens, search.haystack, 0, before);
+  prompt.needle = prompt.tokens.size();
+  prompt.tokens.insert(prompt.tokens.end(), statement.begin(), statement.end());
+  add_hay(prompt.tokens, search.haystack, before, hay);
+  prompt.tokens.insert(prompt.tokens.end(), question.begin(), question.end());
+  // The number's own tokens begin where the sentence alone goes on otherwise, or ends.
+  auto const differs = std::mismatch(front.begin(), front.end(), question.begin(), question.end());
+  prompt.answer = static_cast<std::size_t>(question.end() - differs.second);
+  return prompt;
+}
 
 std::string plain_haystack() {
   constexpr char const* sentences[] = {

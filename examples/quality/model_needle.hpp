@@ -4,6 +4,7 @@
 /// sentence's beginning at its end; found if the model's likeliest continuation is the number.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <functional>
 #include <span>
@@ -24,6 +25,20 @@ struct ModelNeedle {
   std::vector<std::int32_t> haystack;          ///< tokens; repeated where a length needs more
   std::vector<std::int32_t> first_tokens;      ///< in front of the text, e.g. the model's <s>
 };
+
+/// One question.
+struct NeedlePrompt {
+  std::vector<std::int32_t> tokens;  ///< with the answer at the end
+  std::size_t needle = 0;            ///< where its sentence begins
+  std::size_t answer = 0;            ///< so many tokens at the end are the answer
+};
+
+/// The question for depth `depth` / 10, `length` tokens with its answer. What stands before the
+/// needle stands before the next depth's, too. Throws `std::invalid_argument` for a length without
+/// room for a haystack.
+[[nodiscard]] NeedlePrompt make_needle_prompt(engine::Tokenizer const& tokenizer,
+                                              ModelNeedle const& search, std::int32_t length,
+                                              int depth);
 
 /// A text about nothing in particular, for models without one to read.
 [[nodiscard]] std::string plain_haystack();

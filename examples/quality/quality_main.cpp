@@ -186,6 +186,11 @@ class ModelRun {
 
   std::vector<quality::QualityRow> measure() const {
     quality::QualityRun run{name_, formats_, first_tokens_, window()};
+    // What all are compared with is always the first row.
+    kv::KvFormat const f32{kv::Element::f32, kv::Granularity::none};
+    if (formats_.empty() || formats_.front().format != f32) {
+      run.formats.insert(run.formats.begin(), {f32});
+    }
     auto const rest = std::span(text_).subspan(calibration_);
     auto const read = rest.first(std::min(rest.size(), static_cast<std::size_t>(a_.tokens)));
     programs::Progress progress(static_cast<std::int64_t>(read.size()), true, "tokens");

@@ -1,0 +1,103 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <fstream>
+#include <string>
+
+#include <nlohmann/json.hpp>
+
+#include "catch.hpp"
+#include "run_program.hpp"
+
+using pagedkv::testing::contains_text;
+
+namespace {
+
+namespace testing = pagedkv::testing;
+
+testing::ProgramResult quality(std::string const& arguments) {
+  return testing::run_program("pagedkv-quality", arguments);
+}
+
+TEST_CASE("the attention needle writes its rows and its page") {
+  testing::TemporaryFolder const folder;
+  auto const json = folder.file("rows.json");
+  auto const html = folder.file("map.html");
+  auto const result =
+      quality("--needle attention --lengths 256,1024 --formats f16,fp8_e4m3 --json " + json +
+              " --html " + html);
+  REQUIRE(result.status == 0);
+  CHECK(result.err.empty());
+  CHECK_THAT(result.out, contains_text("fp8_e4m3/per_block_head       11/11    11/11"));
+  auto const rows = nlohmann::json::parse(testing::read_file(json));
+  CHECK(rows.size() == 5 * 2 * 11);
+  for (auto const& row : rows) CHECK(row["found"] == true);
+  CHECK_THAT(testing::read_file(html), contains_text("f16: 22 of 22"));
+}
+
+TEST_CASE("nothing asked for, a wrong name, a missing file: refused with a reason") {
+  CHECK_THAT(quality("").err, contains_text("--needle, or --model with --text"));
+  CHECK_THAT(quality("--needle middle").err, contains_text("attention"));
+  CHECK_THAT(quality("--needle attention --formats fp9").err, contains_text("unknown KV element"));
+  CHECK_THAT(quality("--needle attention --lengths 10").err, contains_text("64"));
+  CHECK_THAT(quality("--needle model").err, contains_text("--model"));
+  CHECK_THAT(quality("--model /nonexistent --text /nonexistent").err,
+             contains_text("/nonexistent"));
+  CHECK_THAT(quality("--needle attention --calibrate").err, contains_text("--text"));
+  CHECK(quality("--needle attention --lengths 64 --formats f16 --json /nonexistent/x").status == 1);
+  CHECK_THAT(quality("--neddle attention").err, contains_text("did you mean --needle?"));
+}
+
+/// The trained model and its text, where they are at hand.
+struct Stories {
+  std::string folder = PAGEDKV_SOURCE_DIR "/../shared/data/";
+  std::string arguments = "--model " + folder + "tinyllamas/stories260K.bin --tokenizer " + folder +
+                          "tinyllamas/tok512.bin --text " + folder +
+                          "tinystories/tinystories_sample.txt --tokens 300 ";
+  bool missing = !std::ifstream(folder + "tinyllamas/stories260K.bin");
+};
+
+TEST_CASE("a model's rows, with calibrated scales in files that serve again") {
+  Stories const stories;
+  if (stories.missing) {
+    WARN("skipped: there is no ../shared/data/tinyllamas");
+    return;
+  }
+  testing::TemporaryFolder const folder;
+  auto const json = folder.file("rows.json");
+  auto const scales = folder.file("scales.json");
+  auto const result =
+      quality(stories.arguments + "--calibrate --scales " + scales + " --json " + json);
+  INFO(result.err);
+  REQUIRE(result.status == 0);
+  auto const rows = nlohmann::json::parse(testing::read_file(json));
+  REQUIRE(rows.size() == 16);
+  CHECK(rows[0]["quality"] == "stories260K");
+  CHECK(rows[0]["kl"] == 0.0);
+  CHECK(rows[0]["top1"] == 1.0);
+  CHECK(rows[0]["bytes_per_token"] == 1280);
+
+  auto const again = folder.file("again.json");
+  auto const one = folder.file("scales.fp8_e4m3.per_tensor.json");
+  auto const second = quality(stories.arguments + "--formats fp8_e4m3/per_tensor --scales " + one +
+                              " --json " + again);
+  INFO(second.err);
+  CHECK(second.status == 0);
+}
+
+TEST_CASE("static formats: an error when named without scales, left out aloud when not named") {
+  Stories const stories;
+  if (stories.missing) {
+    WARN("skipped: there is no ../shared/data/tinyllamas");
+    return;
+  }
+  auto const named = quality(stories.arguments + "--formats int8/per_head");
+  CHECK(named.status == 1);
+  CHECK_THAT(named.err, contains_text("int8/per_head is static and needs calibrated scales"));
+  testing::TemporaryFolder const folder;
+  auto const json = folder.file("rows.json");
+  auto const all = quality(stories.arguments + "--json " + json);
+  CHECK(all.status == 0);
+  CHECK_THAT(all.err, contains_text("fp8_e4m3/per_tensor left out"));
+  CHECK(nlohmann::json::parse(testing::read_file(json)).size() == 10);
+}
+
+}  // namespace

@@ -250,13 +250,13 @@ TEST_CASE("a checkpoint that is cut short or changed anywhere is read or refused
   for (std::size_t size = 0; size < whole.size(); ++size) CHECK_FALSE(loads(whole.substr(0, size)));
   int read = 0;
   for (std::size_t at = 0; at < whole.size(); ++at) {
-    for (char const byte : {'\0', '\xFF', '0', '9', '"', '{', ']', ','}) {
+    for (char const byte : {'\0', '9', '"', ']'}) {
       auto changed = whole;
       changed[at] = byte;
       read += loads(changed);
     }
   }
-  CHECK(read < static_cast<int>(whole.size()) * 8);
+  CHECK(read < static_cast<int>(whole.size()) * 4);
 }
 
 }  // namespace

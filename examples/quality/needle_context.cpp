@@ -71,7 +71,7 @@ class TokenMaker {
 
   void make(float gain, float score, float* k, float* v) {
     for (std::size_t h = 0; h < needle_heads; ++h) {
-      make_key(head_size(h) * gain, &directions_[h * dim], k + h * dim);
+      make_key(head_size(h) * gain, k + h * dim);
       give_score(head_size(h) * score / score_sigma, &directions_[h * dim], k + h * dim);
       for (std::size_t i = 0; i < dim; ++i) {
         v[h * dim + i] = head_size(h) * gain * numbers_.normal();
@@ -84,7 +84,7 @@ class TokenMaker {
   std::vector<float> const& directions() const { return directions_; }
 
  private:
-  void make_key(float size, float const*, float* k) {
+  void make_key(float size, float* k) {
     for (std::size_t i = 0; i < dim; ++i) {
       float const n = numbers_.normal();
       float const sign = i % 64 < 32 ? 1.0F : -1.0F;

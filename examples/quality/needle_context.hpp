@@ -8,15 +8,15 @@
 ///     size(head) * gain(token) * channel(i) * (about normal)
 ///
 /// four channels are 12 times as large as the others and keep their sign; gains are log-normal
-/// (sigma 0.4); head 1 is four times the size of head 0. Along the query each key is then given its
-/// score (softmax's input) exactly:
+/// (sigma 0.4; needles and decoys: 1); head 1 is four times the size of head 0. Along the query
+/// each key is then given its score (softmax's input) exactly:
 ///
 ///     needle        24
-///     32 decoys     16      keys much like the needle's, anywhere in the context
+///     32 decoys     16      of the needle's size, anywhere in the context
 ///     all others     4 * (about normal), at most 13.9
 ///
-/// so that in exact arithmetic the needle is 4.3 to 4.7 nats above all the others together: 98.7 %
-/// of the attention and more. Values are size * gain * (about normal). Each depth has a needle of
+/// so that in exact arithmetic the needle is 4.3 to 4.7 nats above all the others together (98.7 %
+/// of the attention and more). Values are size * gain * (about normal). Each depth has a needle of
 /// its own.
 ///
 /// Everything comes from a seed by integer arithmetic, sqrt and exp.

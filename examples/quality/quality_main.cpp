@@ -51,6 +51,7 @@ struct Arguments {
   std::vector<std::string> needles;
   std::vector<std::string> formats;
   std::vector<std::int32_t> lengths;
+  std::uint64_t seed = 1;
   std::string json_path;
   std::string html_path;
   std::string model;
@@ -79,6 +80,7 @@ void add_needle_options(CLI::App& app, Arguments& a) {
       ->delimiter(',')
       ->check(CLI::Range(quality::min_needle_length, 1 << 24))
       ->type_name("N,...");
+  app.add_option("--seed", a.seed, "attention: of the made-up tokens")->capture_default_str();
 }
 
 void add_model_options(CLI::App& app, Arguments& a) {
@@ -161,6 +163,7 @@ std::vector<kv::KvFormat> formats_of(Arguments const& a) {
 std::vector<quality::NeedleRow> attention_needles(Arguments const& a) {
   quality::NeedleSearch search;
   search.formats = formats_of(a);
+  search.seed = a.seed;
   if (!a.lengths.empty()) search.lengths = a.lengths;
   auto const count = search.formats.size() * search.lengths.size() * quality::num_needles;
   programs::Progress progress(static_cast<std::int64_t>(count), true, "needles");

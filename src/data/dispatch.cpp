@@ -1,0 +1,69 @@
+// SPDX-License-Identifier: Apache-2.0
+/// \file
+/// Which vector width runs.
+#include <atomic>
+#include <cstdlib>
+#include <cstring>
+
+#include "kernels.hpp"
+
+PAGEDKV_NAMESPACE_BEGIN
+namespace cpu {
+namespace {
+
+bool machine_has(VectorLevel level) noexcept {
+#if defined(__x86_64__)
+  if (level == VectorLevel::avx2) {
+    return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("f16c");
+  }
+  if (level == VectorLevel::avx512) {
+    return __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
+           __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl") &&
+           __builtin_cpu_supports("f16c");
+  }
+#endif
+  return level == VectorLevel::baseline;
+}
+
+Kernels const* usable(VectorLevel level) noexcept {
+  if (!machine_has(level)) return nullptr;
+  switch (level) {
+    case VectorLevel::baseline: return kernels_baseline();
+    case VectorLevel::avx2: return kernels_avx2();
+    case VectorLevel::avx512: return kernels_avx512();
+  }
+  return nullptr;
+}
+
+constexpr VectorLevel widest_first[] = {VectorLevel::avx512, VectorLevel::avx2,
+                                        VectorLevel::baseline};
+
+Kernels const* best() noexcept {
+  char const* const wanted = std::getenv("PAGEDKV_VECTOR_LEVEL");
+  Kernels const* found = nullptr;
+  for (VectorLevel const level : widest_first) {
+    Kernels const* const k = usable(level);
+    if (k == nullptr) continue;
+    if (found == nullptr) found = k;
+    if (wanted != nullptr && std::strcmp(wanted, k->name) == 0) return k;
+  }
+  return found;
+}
+
+std::atomic<Kernels const*>& in_use() noexcept {
+  static std::atomic<Kernels const*> chosen{best()};
+  return chosen;
+}
+
+}  // namespace
+
+Kernels const& kernels() noexcept { return *in_use().load(std::memory_order_relaxed); }
+
+bool set_vector_level(VectorLevel level) noexcept {
+  Kernels const* const k = usable(level);
+  if (k != nullptr) in_use().store(k, std::memory_order_relaxed);
+  return k != nullptr;
+}
+
+}  // namespace cpu
+PAGEDKV_NAMESPACE_END

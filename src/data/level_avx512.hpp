@@ -1,0 +1,192 @@
+// SPDX-License-Identifier: Apache-2.0
+/// \file
+/// fp8 and int8 by hand for AVX-512: 32 numbers at a time. Included by level_codecs.hpp only.
+///
+/// Encoding fp8 follows quant/fp8.hpp with fewer steps: `vrangeps` clamps and keeps the sign, the
+/// constant that turns steps into codes hides in the low bits of the number that is added to round
+/// (it is even, so ties still go to even), only the low byte of each sum is right, and the sign
+/// comes from the input. NaN is looked for over the whole vector and sends it to the plain loop.
+///
+/// Decoding E4M3: its bits moved to those of a binary16 are 2^-8 of the number, subnormals too; the
+/// scale makes up for it.
+
+PAGEDKV_NAMESPACE_BEGIN
+namespace {
+
+/// 32 numbers of a row: two vectors of floats, words with their signs, and how results of the two
+/// go back into one vector of words in the row's order.
+template <Element row>
+struct Row32;
+
+template <>
+struct Row32<Element::bf16> {
+  [[gnu::always_inline]] inline explicit Row32(std::byte const* in)
+      : signs(_mm512_loadu_si512(in)),
+        a(_mm512_castsi512_ps(_mm512_slli_epi32(signs, 16))),
+        b(_mm512_castsi512_ps(
+            _mm512_and_si512(signs, _mm512_set1_epi32(static_cast<int>(0xFFFF'0000U))))) {}
+  [[gnu::always_inline]] static inline __m512i words(__m512i even, __m512i odd) {
+    return _mm512_mask_blend_epi16(0xAAAA'AAAAU, even, _mm512_slli_epi32(odd, 16));
+  }
+  __m512i signs;
+  __m512 a;
+  __m512 b;
+};
+
+[[gnu::always_inline]] inline __m512i word_index(short first) {
+  __m512i const two = _mm512_set1_epi16(2);
+  __m512i const count = _mm512_set_epi16(31, 30, 29, 28, 27, 26, 25, 24, 23, 22, 21, 20, 19, 18, 17,
+                                         16, 15, 14, 13, 12, 11, 10, 9, 8, 7, 6, 5, 4, 3, 2, 1, 0);
+  return _mm512_add_epi16(_mm512_mullo_epi16(count, two), _mm512_set1_epi16(first));
+}
+
+template <>
+struct Row32<Element::f16> {
+  [[gnu::always_inline]] inline explicit Row32(std::byte const* in)
+      : signs(_mm512_loadu_si512(in)),
+        a(_mm512_cvtph_ps(_mm512_castsi512_si256(signs))),
+        b(_mm512_cvtph_ps(_mm512_extracti64x4_epi64(signs, 1))) {}
+  [[gnu::always_inline]] static inline __m512i words(__m512i first, __m512i second) {
+    return _mm512_permutex2var_epi16(first, word_index(0), second);
+  }
+  __m512i signs;
+  __m512 a;
+  __m512 b;
+};
+template <>
+struct Row32<Element::f32> {
+  [[gnu::always_inline]] inline explicit Row32(std::byte const* in)
+      : a(_mm512_loadu_ps(in)), b(_mm512_loadu_ps(in + 64)) {
+    signs =
+        _mm512_permutex2var_epi16(_mm512_castps_si512(a), word_index(1), _mm512_castps_si512(b));
+  }
+  [[gnu::always_inline]] static inline __m512i words(__m512i first, __m512i second) {
+    return _mm512_permutex2var_epi16(first, word_index(0), second);
+  }
+  __m512i signs;
+  __m512 a;
+  __m512 b;
+};
+
+constexpr int range_min_abs = 2;  // of vrangeps; both keep the first operand's sign
+constexpr int range_max_abs = 3;
+
+/// Products to codes: the low byte of each 32-bit word, without the sign.
+template <Element element>
+[[gnu::always_inline]] inline __m512i fp8_magnitudes(__m512 p) {
+  using Fp8 =
+      std::conditional_t<element == Element::fp8_e4m3, quant::detail::E4m3, quant::detail::E5m2>;
+  constexpr std::uint32_t per_exponent = 1U << (23 - Fp8::shift);
+  constexpr std::uint32_t to_code = (0U - Fp8::bias - per_exponent) & 0xFFU;
+  static_assert(to_code % 2 == 0);
+  __m512 const clamped = _mm512_range_ps(p, _mm512_set1_ps(Fp8::max), range_min_abs);
+  __m512 const exponent = _mm512_and_ps(
+      clamped, _mm512_castsi512_ps(_mm512_set1_epi32(static_cast<int>(0xFF80'0000U))));
+  __m512 const smallest = _mm512_castsi512_ps(_mm512_set1_epi32(static_cast<int>(Fp8::min_normal)));
+  __m512i const base = _mm512_castps_si512(_mm512_range_ps(exponent, smallest, range_max_abs));
+  __m512i const rounder =
+      _mm512_add_epi32(base, _mm512_set1_epi32(static_cast<int>((Fp8::shift << 23) + to_code)));
+  __m512 const sum = _mm512_add_ps(clamped, _mm512_castsi512_ps(rounder));
+  return _mm512_add_epi32(_mm512_castps_si512(sum), _mm512_srli_epi32(base, Fp8::shift));
+}
+
+template <Element row, Element element>
+struct EncodeFp8 {
+  static void run(std::byte const* in, std::int64_t dim, quant::InverseScale inv, float zero,
+                  std::byte* out) {
+    constexpr std::int64_t row_bytes = sizeof(typename Codec<row>::Code);
+    std::int64_t const whole = inv.value > 0.0F ? dim / 32 * 32 : 0;
+    __m512 const factor = _mm512_set1_ps(inv.value);
+    __m512i const sign_bit = _mm512_set1_epi16(0x80);
+    std::uint32_t any_nan = 0;
+    for (std::int64_t i = 0; i < whole; i += 32) {
+      Row32<row> const x(in + i * row_bytes);
+      __m512 const a = _mm512_mul_ps(x.a, factor);
+      __m512 const b = _mm512_mul_ps(x.b, factor);
+      any_nan |= _mm512_cmp_ps_mask(a, b, _CMP_UNORD_Q);
+      __m512i const words =
+          Row32<row>::words(fp8_magnitudes<element>(a), fp8_magnitudes<element>(b));
+      __m512i const codes = _mm512_ternarylogic_epi32(sign_bit, _mm512_srli_epi16(x.signs, 8),
+                                                      words, 0xCA);  // sign_bit ? signs : words
+      _mm256_storeu_si256(reinterpret_cast<__m256i*>(out + i), _mm512_cvtepi16_epi8(codes));
+    }
+    std::int64_t const done = any_nan == 0 ? whole : 0;
+    if (done == dim) return;
+    encode_plain<row, element>(in + done * row_bytes, dim - done, inv, zero, out + done);
+  }
+};
+template <Element row>
+struct Encode<row, Element::fp8_e4m3> : EncodeFp8<row, Element::fp8_e4m3> {};
+template <Element row>
+struct Encode<row, Element::fp8_e5m2> : EncodeFp8<row, Element::fp8_e5m2> {};
+
+template <Element row>
+struct Encode<row, Element::int8> {
+  static void run(std::byte const* in, std::int64_t dim, quant::InverseScale inv, float zero,
+                  std::byte* out) {
+    constexpr std::int64_t row_bytes = sizeof(typename Codec<row>::Code);
+    std::int64_t const whole = dim / 32 * 32;
+    __m512 const factor = _mm512_set1_ps(inv.value);
+    __m512 const largest = _mm512_set1_ps(quant::max_int8);
+    __m512 const rounder = _mm512_set1_ps(12582912.0F);  // 1.5 * 2^23, as detail::nearest
+    std::uint32_t any_nan = 0;
+    for (std::int64_t i = 0; i < whole; i += 32) {
+      Row32<row> const x(in + i * row_bytes);
+      __m512 const a = _mm512_mul_ps(x.a, factor);
+      __m512 const b = _mm512_mul_ps(x.b, factor);
+      any_nan |= _mm512_cmp_ps_mask(a, b, _CMP_UNORD_Q);
+      __m512 const ra = _mm512_add_ps(_mm512_range_ps(a, largest, range_min_abs), rounder);
+      __m512 const rb = _mm512_add_ps(_mm512_range_ps(b, largest, range_min_abs), rounder);
+      __m512i const words = Row32<row>::words(_mm512_castps_si512(ra), _mm512_castps_si512(rb));
+      _mm256_storeu_si256(reinterpret_cast<__m256i*>(out + i), _mm512_cvtepi16_epi8(words));
+    }
+    std::int64_t const done = any_nan == 0 ? whole : 0;
+    if (done == dim) return;
+    encode_plain<row, Element::int8>(in + done * row_bytes, dim - done, inv, zero, out + done);
+  }
+};
+
+/// fp8 codes as binary16 of 2^-8 (E4M3) or 1 (E5M2) times the number.
+template <Element element>
+[[gnu::always_inline]] inline __m512i fp8_halves(__m256i codes) {
+  __m512i const high = _mm512_slli_epi16(_mm512_cvtepu8_epi16(codes), 8);
+  if constexpr (element == Element::fp8_e5m2) return high;
+  return _mm512_and_si512(_mm512_srai_epi16(high, 1),
+                          _mm512_set1_epi16(static_cast<short>(0xBFFF)));
+}
+
+template <Element element>
+struct DecodeFp8 {
+  static constexpr float unit = element == Element::fp8_e4m3 ? 256.0F : 1.0F;
+
+  static void run(std::byte const* in, std::int64_t dim, AffineScale scale, std::byte* out) {
+    float const factor_value = scale.scale * unit;
+    bool const exact = quant::detail::is_finite(factor_value);
+    std::int64_t const whole = exact ? dim / 32 * 32 : 0;
+    __m512 const factor = _mm512_set1_ps(factor_value);
+    std::uint32_t any_nan = 0;
+    for (std::int64_t i = 0; i < whole; i += 32) {
+      __m256i const codes = _mm256_loadu_si256(reinterpret_cast<__m256i const*>(in + i));
+      if constexpr (element == Element::fp8_e4m3) {
+        any_nan |= _mm256_cmpeq_epi8_mask(
+            _mm256_or_si256(codes, _mm256_set1_epi8(static_cast<char>(0x80))),
+            _mm256_set1_epi8(static_cast<char>(0xFF)));
+      }
+      __m512i const halves = fp8_halves<element>(codes);
+      __m512 const a = _mm512_cvtph_ps(_mm512_castsi512_si256(halves));
+      __m512 const b = _mm512_cvtph_ps(_mm512_extracti64x4_epi64(halves, 1));
+      _mm512_storeu_ps(out + i * 4, _mm512_mul_ps(a, factor));
+      _mm512_storeu_ps(out + i * 4 + 64, _mm512_mul_ps(b, factor));
+    }
+    std::int64_t const done = any_nan == 0 ? whole : 0;
+    if (done == dim) return;
+    decode_plain<element, Element::f32>(in + done, dim - done, scale, out + done * 4);
+  }
+};
+template <>
+struct Decode<Element::fp8_e4m3, Element::f32> : DecodeFp8<Element::fp8_e4m3> {};
+template <>
+struct Decode<Element::fp8_e5m2, Element::f32> : DecodeFp8<Element::fp8_e5m2> {};
+
+}  // namespace
+PAGEDKV_NAMESPACE_END

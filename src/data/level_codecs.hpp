@@ -1,0 +1,278 @@
+// SPDX-License-Identifier: Apache-2.0
+/// \file
+/// Vectors to bytes and back, many numbers at a time. The loops are the definition of
+/// quant/vector_codec.hpp as the compiler vectorizes it; where it does that badly, intrinsics
+/// (level_avx512.hpp) do the same. Included by kernels_level.hpp only.
+
+PAGEDKV_NAMESPACE_BEGIN
+namespace {
+
+using ::pagedkv::cpu::HeadTensor;
+using ::pagedkv::cpu::Kernels;
+using ::pagedkv::cpu::max_lanes;
+using ::pagedkv::cpu::TileArgs;
+using ::pagedkv::cpu::VectorsArgs;
+using cpu::tile_tokens;
+using quant::AffineScale;
+using quant::Codec;
+
+/// Numbers that may lie at any address.
+template <class T>
+struct AnyAddress;
+template <>
+struct AnyAddress<float> {
+  using Type [[gnu::may_alias, gnu::aligned(1)]] = float;
+};
+template <>
+struct AnyAddress<std::uint16_t> {
+  using Type [[gnu::may_alias, gnu::aligned(1)]] = std::uint16_t;
+};
+template <>
+struct AnyAddress<std::uint8_t> {
+  using Type = std::uint8_t;
+};
+template <>
+struct AnyAddress<std::int8_t> {
+  using Type = std::int8_t;
+};
+template <Element element>
+using Stored = typename AnyAddress<typename Codec<element>::Code>::Type;
+
+// ---- the largest number -------------------------------------------------------------------------
+
+/// Finite magnitudes order like their bits.
+template <Element row>
+[[gnu::always_inline]] inline std::uint32_t amax_bits(std::byte const* in, std::int64_t dim) {
+  using Code = typename Codec<row>::Code;
+  auto const* const x = reinterpret_cast<Stored<row> const*>(in);
+  if constexpr (sizeof(Code) == 2) {
+    constexpr std::uint16_t infinite = row == Element::f16 ? 0x7C00 : 0x7F80;
+    std::uint16_t largest = 0;
+    for (std::int64_t i = 0; i < dim; ++i) {
+      auto const magnitude = static_cast<std::uint16_t>(x[i] & 0x7FFF);
+      auto const finite = magnitude < infinite ? magnitude : std::uint16_t{0};
+      largest = finite > largest ? finite : largest;
+    }
+    return largest;
+  } else {
+    std::uint32_t largest = 0;
+    for (std::int64_t i = 0; i < dim; ++i) {
+      std::uint32_t const magnitude = quant::detail::bits_of(x[i]) & 0x7FFF'FFFFU;
+      std::uint32_t const finite = magnitude < 0x7F80'0000U ? magnitude : 0U;
+      largest = finite > largest ? finite : largest;
+    }
+    return largest;
+  }
+}
+template <Element row>
+[[gnu::always_inline]] inline float amax_of(std::byte const* in, std::int64_t dim) {
+  std::uint32_t const bits = amax_bits<row>(in, dim);
+  if constexpr (row == Element::f32) {
+    return quant::detail::float_of(bits);
+  } else {
+    return Codec<row>::decode(static_cast<std::uint16_t>(bits));
+  }
+}
+
+/// Floats as integers of the same order (-0 below 0).
+[[gnu::always_inline]] inline std::int32_t ordered(float x) {
+  auto const bits = static_cast<std::int32_t>(quant::detail::bits_of(x));
+  return bits ^ ((bits >> 31) & 0x7FFF'FFFF);
+}
+[[gnu::always_inline]] inline float from_ordered(std::int32_t n) {
+  return quant::detail::float_of(static_cast<std::uint32_t>(n ^ ((n >> 31) & 0x7FFF'FFFF)));
+}
+
+template <Element row>
+[[gnu::always_inline]] inline quant::FiniteRange range_of(std::byte const* in, std::int64_t dim) {
+  auto const* const x = reinterpret_cast<Stored<row> const*>(in);
+  std::int32_t low = INT32_MAX;
+  std::int32_t high = INT32_MIN;
+  for (std::int64_t i = 0; i < dim; ++i) {
+    float const number = Codec<row>::decode(x[i]);
+    bool const finite = quant::detail::is_finite(number);
+    std::int32_t const n = ordered(number);
+    std::int32_t const for_low = finite ? n : INT32_MAX;
+    std::int32_t const for_high = finite ? n : INT32_MIN;
+    low = for_low < low ? for_low : low;
+    high = for_high > high ? for_high : high;
+  }
+  if (low > high) return {};
+  return {from_ordered(low) + 0.0F, from_ordered(high) + 0.0F};
+}
+
+template <Element row, Element element>
+[[gnu::always_inline]] inline AffineScale scale_of(std::byte const* in, std::int64_t dim) {
+  if constexpr (quant::is_unscaled(element)) {
+    return {1.0F, 0.0F};
+  } else if constexpr (quant::has_zero(element)) {
+    quant::FiniteRange const range = range_of<row>(in, dim);
+    return quant::dynamic_affine_scale(element, range.low, range.high);
+  } else {
+    return {quant::dynamic_scale(element, amax_of<row>(in, dim)).value, 0.0F};
+  }
+}
+
+// ---- one vector ---------------------------------------------------------------------------------
+
+template <Element row, Element element>
+[[gnu::always_inline]] inline void encode_plain(std::byte const* __restrict in, std::int64_t dim,
+                                                quant::InverseScale inv, float zero,
+                                                std::byte* __restrict out) {
+  auto const* const x = reinterpret_cast<Stored<row> const*>(in);
+  if constexpr (element == Element::int4) {
+    auto* const codes = reinterpret_cast<std::uint8_t*>(out);
+    for (std::int64_t i = 0; i < dim / 2; ++i) {
+      auto const low = quant::encode_number<element>(Codec<row>::decode(x[2 * i]), inv, zero);
+      auto const high = quant::encode_number<element>(Codec<row>::decode(x[2 * i + 1]), inv, zero);
+      codes[i] = quant::pack_int4(low, high);
+    }
+    if (dim % 2 != 0) {
+      codes[dim / 2] = quant::encode_number<element>(Codec<row>::decode(x[dim - 1]), inv, zero);
+    }
+  } else {
+    auto* const codes = reinterpret_cast<Stored<element>*>(out);
+    for (std::int64_t i = 0; i < dim; ++i) {
+      codes[i] = quant::encode_number<element>(Codec<row>::decode(x[i]), inv, zero);
+    }
+  }
+}
+
+template <Element element, Element row>
+[[gnu::always_inline]] inline void decode_plain(std::byte const* __restrict in, std::int64_t dim,
+                                                AffineScale scale, std::byte* __restrict out) {
+  auto* const x = reinterpret_cast<Stored<row>*>(out);
+  if constexpr (element == Element::int4) {
+    auto const* const codes = reinterpret_cast<std::uint8_t const*>(in);
+    for (std::int64_t i = 0; i < dim / 2; ++i) {
+      std::uint8_t const code = codes[i];
+      x[2 * i] = Codec<row>::encode(
+          quant::decode_number<element>(static_cast<std::uint8_t>(code & 0xFU), scale));
+      x[2 * i + 1] = Codec<row>::encode(
+          quant::decode_number<element>(static_cast<std::uint8_t>(code >> 4), scale));
+    }
+    if (dim % 2 != 0) {
+      auto const code = static_cast<std::uint8_t>(codes[dim / 2] & 0xFU);
+      x[dim - 1] = Codec<row>::encode(quant::decode_number<element>(code, scale));
+    }
+  } else {
+    auto const* const codes = reinterpret_cast<Stored<element> const*>(in);
+    for (std::int64_t i = 0; i < dim; ++i) {
+      x[i] = Codec<row>::encode(quant::decode_number<element>(codes[i], scale));
+    }
+  }
+}
+
+/// What encodes a vector at this level.
+template <Element row, Element element>
+struct Encode {
+  static void run(std::byte const* in, std::int64_t dim, quant::InverseScale inv, float zero,
+                  std::byte* out) {
+    encode_plain<row, element>(in, dim, inv, zero, out);
+  }
+};
+template <Element element, Element row>
+struct Decode {
+  static void run(std::byte const* in, std::int64_t dim, AffineScale scale, std::byte* out) {
+    decode_plain<element, row>(in, dim, scale, out);
+  }
+};
+
+}  // namespace
+PAGEDKV_NAMESPACE_END
+
+#if defined(__AVX512F__)
+#include "level_avx512.hpp"
+#elif defined(__AVX2__)
+#include "level_avx2.hpp"
+#endif
+
+PAGEDKV_NAMESPACE_BEGIN
+namespace {
+
+// ---- many vectors -------------------------------------------------------------------------------
+
+template <class Visit>
+[[gnu::always_inline]] inline void for_each_vector(VectorsArgs const& a, Visit visit) {
+  for (std::int64_t t = 0; t < a.num_tokens; ++t) {
+    for (std::int64_t h = 0; h < a.num_heads; ++h) {
+      visit(a.in + t * a.in_token_stride + h * a.in_head_stride,
+            a.out + t * a.out_token_stride + h * a.out_head_stride,
+            a.scales + t * a.scale_token_stride + h * a.scale_head_stride);
+    }
+  }
+}
+
+/// Vectors that share a scale (or have none) and lie side by side on both sides are one long
+/// vector. Not int4: its vectors are padded and have scales of their own.
+[[gnu::always_inline]] inline VectorsArgs joined(VectorsArgs a, std::int64_t in_bytes,
+                                                 std::int64_t out_bytes) {
+  bool const same_head = a.scale_head_stride == 0;
+  if (same_head && a.in_head_stride == a.dim * in_bytes && a.out_head_stride == a.dim * out_bytes) {
+    a.dim *= a.num_heads;
+    a.num_heads = 1;
+    if (a.scale_token_stride == 0 && a.in_token_stride == a.dim * in_bytes &&
+        a.out_token_stride == a.dim * out_bytes) {
+      a.dim *= a.num_tokens;
+      a.num_tokens = 1;
+    }
+  }
+  return a;
+}
+
+template <Element row, Element element>
+void store(VectorsArgs const& args) {
+  VectorsArgs const a =
+      joined(args, sizeof(typename Codec<row>::Code), sizeof(typename Codec<element>::Code));
+  for_each_vector(a, [&](std::byte const* in, std::byte* out, float const* scale) {
+    float const value = quant::is_unscaled(element) ? 1.0F : *scale;
+    Encode<row, element>::run(in, a.dim, quant::inverse({value}), 0.0F, out);
+  });
+}
+
+template <Element row, Element element>
+void store_dynamic(VectorsArgs const& a) {
+  for_each_vector(a, [&](std::byte const* in, std::byte* out, float* scale) {
+    AffineScale const made = scale_of<row, element>(in, a.dim);
+    scale[0] = made.scale;
+    if constexpr (quant::has_zero(element)) scale[1] = made.zero;
+    Encode<row, element>::run(in, a.dim, quant::inverse({made.scale}), made.zero, out);
+  });
+}
+
+template <Element element, Element row>
+void load(VectorsArgs const& args) {
+  VectorsArgs a = args;
+  if constexpr (element != Element::int4) {
+    a = joined(args, sizeof(typename Codec<element>::Code), sizeof(typename Codec<row>::Code));
+  }
+  for_each_vector(a, [&](std::byte const* in, std::byte* out, float const* scale) {
+    AffineScale s{1.0F, 0.0F};
+    if constexpr (!quant::is_unscaled(element)) s.scale = scale[0];
+    if constexpr (quant::has_zero(element)) s.zero = scale[1];
+    Decode<element, row>::run(in, a.dim, s, out);
+  });
+}
+
+template <Element row>
+float amax(VectorsArgs const& a) {
+  float largest = 0.0F;
+  for_each_vector(a, [&](std::byte const* in, std::byte*, float const*) {
+    float const x = amax_of<row>(in, a.dim);
+    largest = x > largest ? x : largest;
+  });
+  return largest;
+}
+
+template <Element element>
+void requantize(VectorsArgs const& a, float before, float after) {
+  for_each_vector(a, [&](std::byte const*, std::byte* out, float const*) {
+    auto* const codes = reinterpret_cast<std::uint8_t*>(out);
+    for (std::int64_t i = 0; i < a.dim; ++i) {
+      codes[i] = quant::requantize<element>(codes[i], {before}, {after});
+    }
+  });
+}
+
+}  // namespace
+PAGEDKV_NAMESPACE_END

@@ -142,9 +142,9 @@ void check_scales(Arguments const& a, kv::KvFormat format) {
                         "--granularity per_token_head");
   }
   if (!is_static(format) && !a.scales.empty()) {
-    throw CLI::ValidationError(
-        "--scales", kv::to_string(format) + " makes its own scales; leave --scales out, or take "
-                                            "--granularity per_tensor or per_head");
+    throw CLI::ValidationError("--scales", kv::to_string(format) +
+                                               " makes its own scales; leave --scales out, or take "
+                                               "--granularity per_tensor or per_head");
   }
 }
 

@@ -57,10 +57,9 @@ std::unique_ptr<engine::Tokenizer> byte_level() {
   for (std::uint32_t byte = 0; byte < 256; ++byte) {
     bool const itself = (byte >= 0x21 && byte <= 0x7E) || (byte >= 0xA1 && byte != 0xAD);
     std::uint32_t const c = itself ? byte : next++;
-    std::string spelled(1, static_cast<char>(c));
-    if (c >= 0x80) {
-      spelled = {static_cast<char>(0xC0 | c >> 6), static_cast<char>(0x80 | (c & 0x3F))};
-    }
+    std::string spelled;
+    if (c >= 0x80) spelled += static_cast<char>(0xC0 | c >> 6);
+    spelled += static_cast<char>(c >= 0x80 ? 0x80 | (c & 0x3F) : c);
     add(spelled, engine::TokenKind::normal);
   }
   for (char const* piece : {"he", "ll", "hell", "\u0120w", "or", "\u0120wor", "hello"}) {

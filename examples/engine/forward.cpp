@@ -12,6 +12,8 @@ namespace {
 
 std::size_t at(std::int32_t n) { return static_cast<std::size_t>(n); }
 
+int matrix_threads = 1;
+
 /// Below so many rows the weights are read from memory once for all, and no time is spent on
 /// packing them: decodes of a few requests run up to twice as fast.
 constexpr std::size_t few_rows = 8;
@@ -48,9 +50,15 @@ float silu(float x) { return x / (1.0F + std::exp(-x)); }
 
 }  // namespace
 
-void set_matrix_threads(int threads) { openblas_set_num_threads(std::max(threads, 1)); }
+void set_matrix_threads(int threads) {
+  matrix_threads = std::max(threads, 1);
+  openblas_set_num_threads(matrix_threads);
+}
 
-Forward::Forward(Model const& model) : model_(model), rope_(model.config) {}
+Forward::Forward(Model const& model) : model_(model), rope_(model.config) {
+  // OpenBLAS takes all processors by itself.
+  openblas_set_num_threads(matrix_threads);
+}
 
 std::span<float const> Forward::run(std::span<std::int32_t const> tokens,
                                     std::span<std::int32_t const> positions, Attention& attention,

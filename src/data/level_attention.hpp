@@ -34,7 +34,7 @@ struct Ahead {
   [[gnu::always_inline]] inline void fetch(std::int64_t token) const {
     if (bytes == nullptr) return;
     for (std::int64_t b = 0; b < vector_bytes; b += 64) {
-      __builtin_prefetch(bytes + token * stride + b);
+      __builtin_prefetch(bytes + token * stride + b, 0, 2);
     }
   }
 };
@@ -46,6 +46,24 @@ struct Chunk {
   Ahead ahead;          ///< for who goes through the tokens first
 };
 
+/// For sums, where all NaN are alike.
+template <Element element>
+[[gnu::always_inline]] inline void decode_for_sums(std::byte const* in, std::int64_t dim,
+                                                   AffineScale scale, float* x) {
+  std::int64_t i = 0;
+#if defined(__F16C__)
+  if constexpr (element == Element::f16) {
+    for (; i + 8 <= dim; i += 8) {
+      __m128i const halves = _mm_loadu_si128(reinterpret_cast<__m128i const*>(in + 2 * i));
+      _mm256_storeu_ps(x + i, _mm256_cvtph_ps(halves));
+    }
+    if (i == dim) return;
+    in += 2 * i;
+  }
+#endif
+  Decode<element, Element::f32>::run(in, dim - i, scale, reinterpret_cast<std::byte*>(x + i));
+}
+
 template <Element element>
 [[gnu::noinline]] void decode_chunk(HeadTensor const& t, std::byte const* bytes, float const* scale,
                                     std::int64_t count, Ahead ahead, float* out) {
@@ -56,8 +74,7 @@ template <Element element>
     if constexpr (!quant::is_unscaled(element)) s.scale = scale[i * t.scale_token_stride];
     if constexpr (quant::has_zero(element)) s.zero = scale[i * t.scale_token_stride + 1];
     float* const row = out + i * width;
-    Decode<element, Element::f32>::run(bytes + i * t.token_stride, t.dim, s,
-                                       reinterpret_cast<std::byte*>(row));
+    decode_for_sums<element>(bytes + i * t.token_stride, t.dim, s, row);
     for (std::int64_t d = t.dim; d < width; ++d) row[d] = 0.0F;
   }
 }
@@ -219,8 +236,9 @@ template <int count>
 
 // ---- the tile -----------------------------------------------------------------------------------
 
-/// How far ahead memory is asked for.
-constexpr std::int64_t bytes_ahead = 8192;
+/// How far ahead memory is asked for: to the second level cache, which has room. To the first one
+/// the same prefetches bring little (docs/performance-data.md).
+constexpr std::int64_t bytes_ahead = 65536;
 
 [[gnu::always_inline]] inline std::int64_t bytes_of_vector(HeadTensor const& t) {
   constexpr std::int8_t bits[] = {32, 16, 16, 8, 8, 8, 8, 4};
@@ -249,7 +267,9 @@ template <class Visit>
   std::int64_t const most = fitting < chunk_tokens ? fitting : chunk_tokens;
   // Whole blocks, so that the tokens asked for lie in one block too.
   std::int64_t const block_bytes = a.block_tokens * bytes_of_vector(t);
-  std::int64_t const distance = (bytes_ahead + block_bytes - 1) / block_bytes * a.block_tokens;
+  std::int64_t const blocks = (bytes_ahead + block_bytes - 1) / block_bytes;
+  std::int64_t const tile_blocks = (tile_tokens + a.block_tokens - 1) / a.block_tokens;
+  std::int64_t const distance = (blocks < tile_blocks ? blocks : tile_blocks) * a.block_tokens;
   std::int64_t column = begin / a.block_tokens;
   std::int64_t offset = begin % a.block_tokens;
   for (std::int64_t p = begin; p < end;) {

@@ -4,6 +4,7 @@
 // they aren't, `truncate` drops what was built on them, although the device still writes there:
 // with Reclaim::deferred nobody gets these blocks before `reclaim` says that the step is over.
 #include <algorithm>
+#include <cstddef>
 #include <cstdio>
 #include <deque>
 #include <vector>
@@ -34,7 +35,7 @@ int main() {
                      .max_sequences = 1,
                      .max_sequence_tokens = 256,
                      .reclaim = kv::Reclaim::deferred}};
-  std::vector<kv::TokenId> rows(num_blocks * block_tokens);  // the device's memory
+  std::vector<kv::TokenId> rows(std::size_t{num_blocks} * block_tokens);  // the device's memory
   std::deque<Step> in_flight;
 
   auto seq = cache.open(kv::SequenceId{1}, std::vector<kv::TokenId>{5}, {.reserve = 1});

@@ -21,7 +21,7 @@ struct DataPlane {
   std::vector<kv::TokenId> rows = std::vector<kv::TokenId>(std::size_t{num_blocks} * block_tokens);
 
   kv::TokenId& row(kv::BlockId block, int offset) {
-    return rows[static_cast<std::size_t>(block.value() * block_tokens + offset)];
+    return rows[std::size_t(block.value()) * block_tokens + std::size_t(offset)];
   }
   void copy(kv::BlockCopy const& c) {
     std::printf("  copy %d rows of block %d to block %d\n", c.num_tokens, c.src.value(),

@@ -208,7 +208,7 @@ void fork_append(benchmark::State& state) {
   checks.require(wrong == 0, "the append copies the tail, and nothing else");
   checks.require(cache.stats().used == row_blocks, "the fork's block is back");
   checks.require(cache.references(parent->blocks()[0]) == 1, "the parent is alone again");
-  count_ns(state, "ns_per_block", laps, num_forks * row_blocks);
+  count_ns(state, "ns_per_block", laps, std::int64_t{num_forks} * row_blocks);
 }
 
 // ---- decode -------------------------------------------------------------------------------------

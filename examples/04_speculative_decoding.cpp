@@ -83,8 +83,9 @@ int main() {
 
   // Every final position holds the row of its token, though dropped steps wrote here and there.
   for (int p = 1; p < seq->committed(); ++p) {
-    auto const block = seq->blocks()[static_cast<std::size_t>(p / block_tokens)].value();
-    auto const row = rows[static_cast<std::size_t>(block * block_tokens + p % block_tokens)];
+    kv::Slot slot = 0;
+    seq->slot_mapping({p, 1}, {&slot, 1});
+    auto const row = rows[static_cast<std::size_t>(slot)];
     if (row != seq->token(p) || row != model(seq->token(p - 1))) return 1;
   }
   std::move(*seq).finish(kv::Reuse::likely);

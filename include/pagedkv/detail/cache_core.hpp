@@ -177,6 +177,8 @@ class CacheCore {
     PAGEDKV_ASSERT(ids.size() <= static_cast<std::size_t>(s.size) &&
                        first <= s.size - static_cast<std::int32_t>(ids.size()),
                    "set_tokens: the positions must have been reserved");
+    PAGEDKV_ASSERT(std::find(ids.begin(), ids.end(), unknown_token) == ids.end(),
+                   "set_tokens: unknown_token is no token");
     set_ids(r, first, ids);
   }
 
@@ -487,11 +489,14 @@ class CacheCore {
   /// What n more positions take. The one formula behind `would_fit` and `reserve`.
   [[nodiscard]] Growth growth(std::int32_t r, std::int32_t n) const noexcept {
     SequenceState const& s = state(r);
+    n = std::min(n, INT32_MAX - s.size);
     Growth g{shape_.blocks(s.size + n) - s.num_blocks, Tail::none};
     if (n == 0 || shape_.offset(s.size) == 0) return g;
-    std::uint32_t const w = pool_.word(sequences_.tail(r));
-    if ((w & BlockWord::writable_mask) == 1) return g;
-    if ((w & BlockWord::count_mask) > 1) {
+    BlockId const tail = sequences_.tail(r);
+    std::uint32_t const w = pool_.word(tail);
+    bool const in_flight = pool_.is_in_flight(tail);
+    if ((w & BlockWord::writable_mask) == 1 && !in_flight) return g;
+    if ((w & BlockWord::count_mask) > 1 || in_flight) {
       g.tail = Tail::copy;
     } else {
       g.tail = (w & BlockWord::published) != 0 ? Tail::copy_or_unpublish : Tail::untwin;
@@ -697,7 +702,7 @@ class CacheCore {
     pool_.set(b, BlockWord::twin);
     twin_of_[static_cast<std::size_t>(b.value())] = first;
     ++stats_.twin_blocks;
-    if (config_.twins == Twins::adopt) {
+    if (config_.twins == Twins::adopt || config_.reclaim == Reclaim::deferred) {
       adopt(r, j);
     } else {
       at(r).may_have_twins = true;

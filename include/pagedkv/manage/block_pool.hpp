@@ -212,6 +212,12 @@ class BasicBlockPool {
   /// stand in the step's `Batch` although their last owner doesn't.
   void note_batched_release() noexcept { batched_release_ = open_tick_; }
 
+  /// Its content was given back while a step was open that hasn't been reclaimed; then somebody
+  /// found it again. It may be read, and takes no new content yet (contract 11).
+  [[nodiscard]] bool is_in_flight(BlockId b) const noexcept {
+    return deferred_ && has(b, BlockWord::shared) && links_[at(b)].stamp > reclaimed_tick_;
+  }
+
   /// A copy reads or fills `b`: it isn't handed out before the matching `unhold`.
   void hold(BlockId b) noexcept {
     std::uint32_t const w = words_[at(b)];

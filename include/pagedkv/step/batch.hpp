@@ -78,7 +78,7 @@ class BasicBatch {
   /// replaced. Requires: the positions exist. Errors: batch_full (rows, tokens or columns). O(1).
   Result<std::int32_t> add(BasicSequence<Policy> const& seq, TokenRange query) {
     PAGEDKV_ASSERT(&seq.core() == core_, "Batch::add: the sequence belongs to another cache");
-    PAGEDKV_ASSERT(query.first >= 0 && query.count >= 0 && query.end() <= seq.size(),
+    PAGEDKV_ASSERT(query.first >= 0 && query.count >= 0 && query.first <= seq.size() - query.count,
                    "Batch::add: the positions must exist");
     std::int32_t row = row_of(seq);
     std::int32_t const before = row >= 0 ? entries_[static_cast<std::size_t>(row)].query.count : 0;
@@ -177,12 +177,13 @@ class BasicBatch {
                                     [](BlockId b) { return b.value(); });
     std::fill(end, out.begin() + static_cast<std::ptrdiff_t>(width()), 0);
   }
-  /// The whole table, [max(num_sequences(), padding), table_width()]; counts pending moves and
-  /// changes as delivered.
+  /// The whole table, as many rows as `out` holds: [max(num_sequences(), padding) or more,
+  /// table_width()]; rows that nobody has are block 0. Pass all rows that the device has: pending
+  /// moves and changes count as delivered, so a row left out keeps there what it had.
   void copy_table(std::span<std::int32_t> out) {
     drop_gone();
-    auto const rows = static_cast<std::size_t>(std::max(pad_sequences_, num_sequences()));
-    PAGEDKV_ASSERT(out.size() >= rows * width(),
+    std::size_t const rows = out.size() / width();
+    PAGEDKV_ASSERT(rows >= static_cast<std::size_t>(std::max(pad_sequences_, num_sequences())),
                    "copy_table: out must hold rows * table_width() elements");
     if (survey().rows_changed) write_changes({});
     write_moves({});
@@ -354,11 +355,15 @@ class BasicBatch {
     step.common_prefix_blocks = common;
     return now;
   }
-  /// The first entry with tokens. A new one is compared with everybody afresh.
+  /// The first entry with tokens. A new one is compared with everybody afresh; so is the one after
+  /// a survey without any, in which nobody was compared.
   std::size_t choose_base() {
     auto const base = std::find_if(entries_.begin(), entries_.end(),
                                    [](Entry const& e) { return e.query.count > 0; });
-    if (base == entries_.end()) return entries_.size();
+    if (base == entries_.end()) {
+      base_sequence_ = -1;
+      return entries_.size();
+    }
     if (base->sequence != base_sequence_ || base->generation != base_generation_) {
       for (Entry& entry : entries_) entry.shared_blocks = -1;
       base_sequence_ = base->sequence;

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // The smallest engine. Two users send the same prompt; only the first one's has to be computed.
+#include <cstddef>
 #include <cstdio>
 #include <numeric>
 #include <span>
@@ -20,7 +21,7 @@ int main() {
                      .max_sequences = 8,
                      .max_sequence_tokens = 512}};
   // Your K and V: block_tokens rows a block. Here a row is one int, and a slot is its index.
-  std::vector<int> k_rows(num_blocks * block_tokens);
+  std::vector<int> k_rows(std::size_t{num_blocks} * block_tokens);
 
   std::vector<kv::TokenId> prompt(100);
   std::iota(prompt.begin(), prompt.end(), 1000);

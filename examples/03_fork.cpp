@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Four branches of one long context, as in parallel sampling, beam search or an agent that tries
 // several ways. A fork shares every block; whoever writes into a shared one first gets a copy.
+#include <cstddef>
 #include <cstdio>
 #include <numeric>
 #include <utility>
@@ -17,10 +18,10 @@ constexpr int num_branches = 4;
 
 // What a data plane does: rows of a block are written by slot and copied by the copy plan.
 struct DataPlane {
-  std::vector<kv::TokenId> rows = std::vector<kv::TokenId>(num_blocks * block_tokens);
+  std::vector<kv::TokenId> rows = std::vector<kv::TokenId>(std::size_t{num_blocks} * block_tokens);
 
   kv::TokenId& row(kv::BlockId block, int offset) {
-    return rows[static_cast<std::size_t>(block.value() * block_tokens + offset)];
+    return rows[std::size_t(block.value()) * block_tokens + std::size_t(offset)];
   }
   void copy(kv::BlockCopy const& c) {
     std::printf("  copy %d rows of block %d to block %d\n", c.num_tokens, c.src.value(),

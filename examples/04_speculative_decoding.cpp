@@ -4,6 +4,7 @@
 // they aren't, `truncate` drops what was built on them, although the device still writes there:
 // with Reclaim::deferred nobody gets these blocks before `reclaim` says that the step is over.
 #include <algorithm>
+#include <cstddef>
 #include <cstdio>
 #include <deque>
 #include <vector>
@@ -34,7 +35,7 @@ int main() {
                      .max_sequences = 1,
                      .max_sequence_tokens = 256,
                      .reclaim = kv::Reclaim::deferred}};
-  std::vector<kv::TokenId> rows(num_blocks * block_tokens);  // the device's memory
+  std::vector<kv::TokenId> rows(std::size_t{num_blocks} * block_tokens);  // the device's memory
   std::deque<Step> in_flight;
 
   auto seq = cache.open(kv::SequenceId{1}, std::vector<kv::TokenId>{5}, {.reserve = 1});
@@ -82,8 +83,9 @@ int main() {
 
   // Every final position holds the row of its token, though dropped steps wrote here and there.
   for (int p = 1; p < seq->committed(); ++p) {
-    auto const block = seq->blocks()[static_cast<std::size_t>(p / block_tokens)].value();
-    auto const row = rows[static_cast<std::size_t>(block * block_tokens + p % block_tokens)];
+    kv::Slot slot = 0;
+    seq->slot_mapping({p, 1}, {&slot, 1});
+    auto const row = rows[static_cast<std::size_t>(slot)];
     if (row != seq->token(p) || row != model(seq->token(p - 1))) return 1;
   }
   std::move(*seq).finish(kv::Reuse::likely);

@@ -146,7 +146,7 @@ class EngineReplay {
       if (arrival(request) > now_) return;
       // The last token generated is never fed back: it takes no position.
       std::int32_t const all = request.prompt_tokens + std::max(request.output_tokens - 1, 0);
-      if (kv::blocks_for(all, options_.block_tokens) > options_.num_blocks) {
+      if (!can_run(options_, all, request.prompt_tokens + request.output_tokens)) {
         ++report_.rejected;
         continue;
       }

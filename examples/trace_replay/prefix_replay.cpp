@@ -41,7 +41,7 @@ class PrefixReplay {
     trace_.write_prompt(request, unique_, tokens_);
     tokens_.push_back(unique_.next());
     auto const num_tokens = static_cast<std::int32_t>(tokens_.size());
-    if (kv::blocks_for(num_tokens, options_.block_tokens) > options_.num_blocks) {
+    if (!can_run(options_, num_tokens, num_tokens)) {
       ++report_.rejected;
       return;
     }

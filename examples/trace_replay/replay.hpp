@@ -44,6 +44,11 @@ void put_common(Trace const& trace, ReplayOptions const& options, pagedkv::KvCac
                                                   std::int32_t max_sequences,
                                                   std::int32_t longest_sequence);
 
+/// Whether a request that takes so many positions at its end, and has so many tokens in all, is
+/// within the pool and the longest length.
+[[nodiscard]] bool can_run(ReplayOptions const& options, std::int32_t positions,
+                           std::int32_t tokens);
+
 /// The comparison with sequences that reserve their longest length in one piece. `longest`: tokens
 /// of the longest accepted request; `mean_tokens`: held by a running sequence on average.
 void put_contiguous(ReplayOptions const& options, std::int32_t longest, double mean_tokens,

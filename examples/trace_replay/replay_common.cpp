@@ -73,9 +73,14 @@ void put_common(Trace const& trace, ReplayOptions const& options, kv::KvCache co
   }
 }
 
+bool can_run(ReplayOptions const& options, std::int32_t positions, std::int32_t tokens) {
+  return kv::blocks_for(positions, options.block_tokens) <= options.num_blocks &&
+         (options.max_model_len == 0 || tokens <= options.max_model_len);
+}
+
 void put_contiguous(ReplayOptions const& options, std::int32_t longest, double mean_tokens,
                     Report& report) {
-  report.contiguous_tokens = options.contiguous_tokens > 0 ? options.contiguous_tokens : longest;
+  report.contiguous_tokens = options.max_model_len > 0 ? options.max_model_len : longest;
   if (report.contiguous_tokens == 0) return;
   std::int64_t const pool_tokens = std::int64_t{options.num_blocks} * options.block_tokens;
   report.contiguous_peak_sequences = pool_tokens / report.contiguous_tokens;

@@ -64,6 +64,17 @@ void add_switch(CLI::App& app, std::string const& name, bool& value, std::string
       ->option_text("on|off");
 }
 
+/// CLI11's own checks of numbers let NaN and infinity through.
+CLI::Validator number_from(double least) {
+  return {[least](std::string& text) {
+            double value = 0;
+            bool const ok =
+                CLI::detail::lexical_cast(text, value) && value >= least && value <= 1e15;
+            return ok ? std::string{} : fmt::format("'{}' must be from {:g} to 1e15", text, least);
+          },
+          "NUMBER"};
+}
+
 template <class T>
 CLI::Option* add(CLI::App& app, std::string const& name, T& value, std::string const& help) {
   return app.add_option(name, value, help)->capture_default_str();
@@ -89,10 +100,10 @@ void add_trace_options(CLI::App& app, Arguments& a) {
       ->check(CLI::Range(1, 1 << 20));
   add(app, "--timestamp-seconds", a.read.timestamp_seconds,
       "mooncake: what 1 in a timestamp means (0.001: milliseconds)")
-      ->check(CLI::PositiveNumber);
+      ->check(number_from(1e-9));
   add(app, "--time-scale", a.replay.time_scale,
       "multiplies arrival times: above 1 requests come more slowly")
-      ->check(CLI::PositiveNumber);
+      ->check(number_from(1e-9));
 }
 
 void add_manager_options(CLI::App& app, Arguments& a) {
@@ -130,15 +141,14 @@ void add_planner_options(CLI::App& app, Arguments& a) {
 void add_cost_options(CLI::App& app, Arguments& a) {
   replay::CostModel& cost = a.replay.cost;
   add(app, "--prefill-rate", cost.prefill_tokens_per_second, "tokens computed per second")
-      ->check(CLI::PositiveNumber);
+      ->check(number_from(1e-9));
   add(app, "--decode-rate", cost.decode_tokens_per_second,
       "tokens per second of one sequence alone: one pass over the weights each")
-      ->check(CLI::PositiveNumber);
+      ->check(number_from(1e-9));
   add(app, "--context-rate", cost.context_tokens_per_second,
       "cached tokens that attention reads per second; 0: reading costs nothing")
-      ->check(CLI::NonNegativeNumber);
-  add(app, "--step-overhead-ms", a.step_overhead_ms, "added to each step")
-      ->check(CLI::NonNegativeNumber);
+      ->check(number_from(0));
+  add(app, "--step-overhead-ms", a.step_overhead_ms, "added to each step")->check(number_from(0));
 }
 
 void add_options(CLI::App& app, Arguments& a) {
@@ -250,7 +260,7 @@ int run(Arguments& a) {
   options.num_blocks = pool.num_blocks;
   options.cost.step_overhead_seconds = a.step_overhead_ms / 1e3;
   if (a.plan.max_model_len != kv::auto_max_model_len) {
-    options.contiguous_tokens = a.plan.max_model_len;
+    options.max_model_len = a.plan.max_model_len;
   }
 
   replay::Report report;

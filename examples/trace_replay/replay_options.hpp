@@ -40,8 +40,9 @@ struct ReplayOptions {
   bool partial_hits = false;
   pagedkv::Reclaim reclaim = pagedkv::Reclaim::stream_ordered;
   pagedkv::Twins twins = pagedkv::Twins::keep;
-  /// Tokens that each sequence would reserve without paging; 0: the longest accepted request.
-  std::int32_t contiguous_tokens = 0;
+  /// Longest prompt with its output, in tokens; what is longer is rejected. Each sequence would
+  /// reserve as much without paging. 0: the longest accepted request.
+  std::int32_t max_model_len = 0;
 
   // Of the full replay.
   pagedkv::PlannerLimits limits;

@@ -75,7 +75,7 @@ std::string to_json(Report const& r) {
   json["step_ns_p99"] = r.step_ns_p99;
   json["step_ns_max"] = r.step_ns_max;
   json["wall_seconds"] = r.wall_seconds;
-  return json.dump(2) + "\n";
+  return json.dump(2, ' ', false, Json::error_handler_t::replace) + "\n";
 }
 
 }  // namespace replay

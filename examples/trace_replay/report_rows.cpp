@@ -18,7 +18,8 @@ Row count(char const* name, std::int64_t value, std::string meaning) {
 Section requests_section(Report const& r) {
   Section s{"Requests", {}};
   s.rows.push_back(count("requests", r.requests, "in the trace"));
-  s.rows.push_back(count("rejected", r.rejected, "need more blocks than the pool has"));
+  s.rows.push_back(count("rejected", r.rejected,
+                         "need more blocks than the pool has, or are longer than --max-model-len"));
   if (!r.prefix_only) {
     s.rows.push_back(count("finished", r.finished, "got all their output"));
     s.rows.push_back(count("cancelled", r.cancelled, "the client left early; blocks back at once"));

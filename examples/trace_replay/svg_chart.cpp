@@ -72,23 +72,23 @@ class Axes {
   [[nodiscard]] std::vector<double> y_ticks() const {
     std::vector<double> ticks;
     if (chart_.log_scale) {
-      for (double tick = chart_.log_floor; tick <= y_max_ * 1.0001; tick *= 10) {
-        ticks.push_back(tick);
-      }
+      auto const decades = static_cast<int>(std::log10(y_max_ * 1.0001 / chart_.log_floor));
+      for (int i = 0; i <= decades; ++i) ticks.push_back(chart_.log_floor * std::pow(10, i));
       return ticks;
     }
-    double const step = round_up(y_max_ / 5);
-    for (double tick = 0; tick <= y_max_ * 1.0001; tick += step) ticks.push_back(tick);
-    return ticks;
+    return multiples(round_up(y_max_ / 5), y_max_ * 1.0001);
   }
-  [[nodiscard]] std::vector<double> x_ticks() const {
-    std::vector<double> ticks;
-    for (double tick = 0; tick <= x_max_; tick += x_step()) ticks.push_back(tick);
-    return ticks;
-  }
+  [[nodiscard]] std::vector<double> x_ticks() const { return multiples(x_step(), x_max_); }
   [[nodiscard]] double x_step() const { return time_step(x_max_); }
 
  private:
+  /// 0, step, 2 step, ... up to `last`.
+  static std::vector<double> multiples(double step, double last) {
+    std::vector<double> values;
+    for (int i = 0; i * step <= last; ++i) values.push_back(i * step);
+    return values;
+  }
+
   Chart const& chart_;
   double x_max_;
   double y_max_;

@@ -26,7 +26,11 @@ enum class Reclaim : std::uint8_t {
 
 /// What happens to a block whose content another block has already published.
 enum class Twins : std::uint8_t {
-  keep,   ///< tables are append-only: the twin stays in its row until it is freed or written into
+  /// Tables are append-only: the twin stays in its row until it is freed or written into, or its
+  /// sequence would get no block otherwise. With `Reclaim::deferred`, where a block given back in
+  /// need
+  /// comes too late for it, the same as `adopt`.
+  keep,
   adopt,  ///< the row switches to the first block at commit; the next `Batch` lists the change
 };
 

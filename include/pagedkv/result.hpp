@@ -3,6 +3,7 @@
 /// A value or an `Errc`: `std::expected<T, Errc>` for C++20, with its member names.
 #pragma once
 
+#include <cstdint>
 #include <new>
 #include <type_traits>
 #include <utility>
@@ -24,12 +25,15 @@ namespace detail {
 template <class T,
           bool Plain = std::is_trivially_copyable_v<T>&& std::is_default_constructible_v<T>>
 struct ResultStorage {
-  explicit ResultStorage(T value) noexcept : value_(value), has_value_(true) {}
-  explicit ResultStorage(Unexpected error) noexcept : error_(error.code), has_value_(false) {}
+  explicit ResultStorage(T value) noexcept : value_(value) {}
+  explicit ResultStorage(Unexpected error) noexcept
+      : status_(1 + static_cast<std::uint32_t>(error.code)) {}
+
+  bool holds_value() const noexcept { return status_ == 0; }
+  Errc code() const noexcept { return static_cast<Errc>(status_ - 1); }
 
   T value_{};
-  Errc error_{};
-  bool has_value_;
+  std::uint32_t status_ = 0;  // 0, or 1 + error: a whole word, for a byte is read back in parts
 };
 
 template <class T>
@@ -67,6 +71,9 @@ struct ResultStorage<T, false> {
     if (has_value_) value_.~T();
   }
 
+  bool holds_value() const noexcept { return has_value_; }
+  Errc code() const noexcept { return error_; }
+
   union {
     T value_;
     Errc error_;
@@ -80,8 +87,6 @@ struct ResultStorage<T, false> {
 template <class T>
 class [[nodiscard]] Result : private detail::ResultStorage<T> {
   using Storage = detail::ResultStorage<T>;
-  using Storage::error_;
-  using Storage::has_value_;
   using Storage::value_;
 
  public:
@@ -91,8 +96,8 @@ class [[nodiscard]] Result : private detail::ResultStorage<T> {
   Result(T value) noexcept(std::is_nothrow_move_constructible_v<T>) : Storage(std::move(value)) {}
   Result(Unexpected error) noexcept : Storage(error) {}
 
-  [[nodiscard]] bool has_value() const noexcept { return has_value_; }
-  [[nodiscard]] explicit operator bool() const noexcept { return has_value_; }
+  [[nodiscard]] bool has_value() const noexcept { return Storage::holds_value(); }
+  [[nodiscard]] explicit operator bool() const noexcept { return Storage::holds_value(); }
 
   [[nodiscard]] T& value() & { return checked(); }
   [[nodiscard]] T const& value() const& { return const_cast<Result*>(this)->checked(); }
@@ -105,17 +110,17 @@ class [[nodiscard]] Result : private detail::ResultStorage<T> {
 
   template <class U>
   [[nodiscard]] T value_or(U&& fallback) const& {
-    return has_value_ ? value_ : static_cast<T>(std::forward<U>(fallback));
+    return has_value() ? value_ : static_cast<T>(std::forward<U>(fallback));
   }
 
   [[nodiscard]] Errc error() const {
-    PAGEDKV_ASSERT(!has_value_, "Result::error: the call succeeded; test the Result first");
-    return error_;
+    PAGEDKV_ASSERT(!has_value(), "Result::error: the call succeeded; test the Result first");
+    return Storage::code();
   }
 
  private:
   T& checked() {
-    PAGEDKV_ASSERT(has_value_, "Result::value: the call failed; test the Result first");
+    PAGEDKV_ASSERT(has_value(), "Result::value: the call failed; test the Result first");
     return value_;
   }
 };

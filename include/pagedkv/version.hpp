@@ -18,8 +18,10 @@
 /// For the few functions whose call would cost as much as their work.
 #if defined(__GNUC__)
 #define PAGEDKV_ALWAYS_INLINE [[gnu::always_inline]] inline
+#define PAGEDKV_NEVER_INLINE [[gnu::noinline]]  ///< rare parts of those
 #else
 #define PAGEDKV_ALWAYS_INLINE inline
+#define PAGEDKV_NEVER_INLINE
 #endif
 
 /// Loops of a few instructions, where counting is most of the work.

@@ -65,6 +65,27 @@ TEST_CASE("contract 8: releasing a destination that was not taken drops its copy
   CHECK(cache.verify());
 }
 
+TEST_CASE("contract 9: what fits isn't starved by its own twins, whenever blocks come back") {
+  for (auto const reclaim : {kv::Reclaim::stream_ordered, kv::Reclaim::deferred}) {
+    CAPTURE(int(reclaim));
+    auto config = small_pool(3);
+    config.reclaim = reclaim;
+    kv::KvCache cache(config);
+    auto gone = std::optional(started(cache, 1, {}));
+    auto stays = started(cache, 2, {});
+    for (auto* seq : {&*gone, &stays}) REQUIRE(seq->append(count_from(0, 4)).has_value());
+    for (auto* seq : {&*gone, &stays}) seq->commit(4);
+    CHECK(cache.stats().twin_blocks == 1);
+    gone.reset();
+    cache.reclaim(cache.end_step());
+    // Alone in the cache, it can have every block of it.
+    CHECK(stays.append(count_from(50, 8)).has_value());
+    stays.commit(12);
+    CHECK(stays.num_blocks() == 3);
+    CHECK(cache.verify());
+  }
+}
+
 TEST_CASE("contract 8: both ends of a copy are held until the step that took it has ended") {
   for (auto const reclaim : {kv::Reclaim::stream_ordered, kv::Reclaim::deferred}) {
     CAPTURE(int(reclaim));

@@ -1,5 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Contracts 10 and 11: tail goes first, lifetime on a GPU.
+#include <pagedkv/step/planner_numbers.hpp>
+#include <pagedkv/step/step_planner.hpp>
+
 #include "contract_support.hpp"
 
 namespace kv = pagedkv;
@@ -263,6 +266,34 @@ TEST_CASE("contract 11: what a later step gave back waits for that later step") 
   CHECK(cache.incoming_blocks() == 1);
   cache.reclaim(t2);
   CHECK(cache.available_blocks() == 4);
+}
+
+TEST_CASE("contract 11: content in flight that is found again isn't written over before reclaim") {
+  auto config = small_pool(3);
+  config.reclaim = kv::Reclaim::deferred;
+  kv::KvCache cache(config);
+  auto const other = started(cache, 1, count_from(90, 1));
+  auto gone = std::optional(started(cache, 2, count_from(0, 8)));
+  cache.reclaim(cache.end_step());
+  gone.reset();  // step 2 may still read its two blocks
+  auto heir = cache.open(SequenceId{3}, count_from(0, 9), {.reserve = 8});
+  REQUIRE(heir.has_value());
+  REQUIRE(heir->cached() == 8);
+  heir->truncate(6);
+  CHECK(cache.is_in_flight(heir->blocks()[1]));
+  // Its own block, published, and none to copy it into: not now.
+  CHECK_FALSE(heir->would_fit(2));
+  CHECK(heir->append(count_from(70, 2)).error() == kv::Errc::no_free_blocks);
+  auto const waiting = kv::running_request(cache, *heir, 8);
+  CHECK(waiting.tail_copy == kv::TailCopy::until_reclaim);
+  kv::StepPlanner planner({});
+  CHECK(planner.plan(kv::pool_numbers(cache), {&waiting, 1}, {}).outcome == kv::StepOutcome::wait);
+  auto const tick = cache.end_step();
+  CHECK_FALSE(heir->would_fit(2));
+  cache.reclaim(tick);
+  CHECK(heir->would_fit(2));
+  CHECK(heir->append(count_from(70, 2)).has_value());
+  CHECK(cache.verify());
 }
 
 TEST_CASE("contract 11: an evicted block waits like a released one") {

@@ -104,7 +104,7 @@ struct NaiveBlock {
   int first = -1;          ///< the block whose twin this is
   bool shared = false;     ///< another sequence, a twin or a pin ever referenced it
   std::uint64_t publisher = 0;
-  std::uint64_t gate = 0;   ///< deferred: tick open when its last reference went
+  std::uint64_t gate = 0;   ///< deferred: tick open when its last reference went; also once revived
   bool goes_first = false;  ///< finish(none): to the front of the idle list
   std::list<int>::iterator place;
 };
@@ -456,7 +456,7 @@ class NaiveCache {
     g.blocks = blocks_of(s.size() + n) - int(s.blocks.size());
     if (n > 0 && s.size() % bt() != 0) {
       NaiveBlock const& tail = at(s.blocks.back());
-      if (tail.refs > 1) {
+      if (tail.refs > 1 || (deferred() && tail.gate > reclaimed)) {
         g.tail = Tail::copy;
       } else if (tail.node >= 0) {
         g.tail = Tail::copy_or_unpublish;
@@ -690,7 +690,7 @@ class NaiveCache {
     acquire(first);
     at(b).first = first;
     ++stats.twin_blocks;
-    if (config.twins == Twins::adopt) adopt(s, j);
+    if (config.twins == Twins::adopt || deferred()) adopt(s, j);
   }
   void adopt(NaiveSequence& s, int j) {
     int const twin = s.blocks[std::size_t(j)];

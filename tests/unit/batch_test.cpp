@@ -426,6 +426,59 @@ TEST_CASE("batch: the common prefix is that of the sequences with tokens") {
   CHECK(common() == 1);
 }
 
+TEST_CASE("batch: a row that changed while nobody had tokens is compared again") {
+  for (bool const by_table : {false, true}) {
+    CAPTURE(by_table);
+    kv::KvCache cache(pool_of(32));
+    Batch batch(cache, {.max_sequences = 4});
+    auto a = running(cache, 1, iota(0, 16));
+    auto b = a.fork(SequenceId{2});
+    REQUIRE(b.has_value());
+    Arrays arrays;
+    REQUIRE(batch.add(a, {15, 1}).has_value());
+    REQUIRE(batch.add(*b, {15, 1}).has_value());
+    CHECK(built(batch, arrays).common_prefix_blocks == a.num_blocks());
+    a.truncate(0);
+    REQUIRE(a.append(iota(500, 16)).has_value());
+    batch.begin_step();
+    if (by_table) {
+      Numbers table(static_cast<std::size_t>(4 * batch.table_width()));
+      batch.copy_table(table);
+    } else {
+      (void)built(batch, arrays);
+      batch.begin_step();
+    }
+    REQUIRE(batch.add(a, {0, 16}).has_value());
+    REQUIRE(batch.add(*b, {15, 1}).has_value());
+    CHECK(built(batch, arrays).common_prefix_blocks == 0);
+  }
+}
+
+TEST_CASE("batch: a copied table has no rows that nobody has any more") {
+  kv::KvCache cache(pool_of(32));
+  Batch batch(cache, {.max_sequences = 2});
+  auto const a = running(cache, 1, iota(0, 16));
+  auto b = std::optional(running(cache, 2, iota(50, 16)));
+  auto const width = static_cast<std::size_t>(batch.table_width());
+  Numbers device(2 * width);
+  REQUIRE(batch.add(a, {0, 16}).has_value());
+  REQUIRE(batch.add(*b, {0, 16}).has_value());
+  batch.copy_table(device);
+  b.reset();
+  batch.copy_table(device);
+  auto const c = running(cache, 3, iota(90, 1));
+  REQUIRE(batch.add(c, {0, 1}).has_value());
+  Arrays arrays;
+  auto const step = built(batch, arrays);
+  for (auto const& [row, column, block] : first(arrays.row_changes, step.num_row_changes)) {
+    device[static_cast<std::size_t>(row) * width + static_cast<std::size_t>(column)] = block;
+  }
+  Numbers expected(width);
+  expected[0] = c.blocks()[0].value();
+  CHECK(std::equal(expected.begin(), expected.end(),
+                   device.begin() + static_cast<std::ptrdiff_t>(width)));
+}
+
 TEST_CASE("batch: too little room says batch_full and hands nothing out") {
   kv::KvCache cache(pool_of(32));
   Batch batch(cache, {.max_sequences = 2, .max_tokens = 8, .max_blocks_per_sequence = 3});

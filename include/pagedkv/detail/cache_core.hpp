@@ -177,6 +177,8 @@ class CacheCore {
     PAGEDKV_ASSERT(ids.size() <= static_cast<std::size_t>(s.size) &&
                        first <= s.size - static_cast<std::int32_t>(ids.size()),
                    "set_tokens: the positions must have been reserved");
+    PAGEDKV_ASSERT(std::find(ids.begin(), ids.end(), unknown_token) == ids.end(),
+                   "set_tokens: unknown_token is no token");
     set_ids(r, first, ids);
   }
 
@@ -187,12 +189,13 @@ class CacheCore {
     publish(r, shape_.block(n));
   }
   /// The checks and the bookkeeping of `commit`. True if there are full blocks to deal with.
-  [[nodiscard]] bool advance(std::int32_t r, std::int32_t n) {
+  [[nodiscard]] PAGEDKV_ALWAYS_INLINE bool advance(std::int32_t r, std::int32_t n) {
     SequenceState& s = at(r);
     PAGEDKV_ASSERT(n <= s.size, "commit: only positions that exist can be final");
     if (n <= s.committed) return false;
-    PAGEDKV_ASSERT(known(r, n) >= n, "commit: set_tokens first, an id is unknown");
-    PAGEDKV_ASSERT(!fills_later(r), "commit: take_copies first, a planned copy fills this block");
+    PAGEDKV_ASSERT(s.known >= n || known(r, n) >= n, "commit: set_tokens first, an id is unknown");
+    PAGEDKV_ASSERT(copies_.num_pending() == 0 || !fills_later(r),
+                   "commit: take_copies first, a planned copy fills this block");
     if (pool_.num_fresh() != 0) mark_written(r, n);
     s.committed = n;
     return shape_.block(n) > s.published_blocks;
@@ -204,28 +207,11 @@ class CacheCore {
       s.published_blocks = end;
       return;
     }
-    // Hash some blocks ahead and prefetch their buckets, so that an insert finds its line.
-    constexpr std::int32_t window = 16;
-    Hash128 hashes[window];
-    BlockId const* const blocks = sequences_.places(r);
     ExtraKeyTable const* const keys = sequences_.extra(r).get();
-    auto const extra_of = [&](std::int32_t j) {
-      return keys != nullptr ? keys->block(j) : Bytes{};
-    };
-    std::int32_t done = s.published_blocks;
-    BlockIdentity parent = index_.identity(parent_of(r, done));
-    Hash128 chain = index_.hash(parent.block);
-    for (std::int32_t hashed = done; done < end;) {
-      for (std::int32_t const stop = std::min(end, done + window); hashed < stop; ++hashed) {
-        chain = index_.chained(chain, ids_of(blocks[hashed]), extra_of(hashed));
-        hashes[hashed % window] = chain;
-        index_.prefetch_publish(blocks[hashed], chain);
-        pool_.prefetch(blocks[hashed]);
-        if (hashed + window < end) index_.prefetch_tokens(blocks[hashed + window]);
-      }
-      for (; done < hashed; ++done) {
-        parent = publish_block(r, done, parent, hashes[done % window], extra_of(done));
-      }
+    if (keys == nullptr) {
+      publish_run(r, end, [](std::int32_t) { return Bytes{}; });
+    } else {
+      publish_run(r, end, [keys](std::int32_t j) { return keys->block(j); });
     }
     s.published_blocks = end;
   }
@@ -235,6 +221,7 @@ class CacheCore {
     std::int32_t const j = state(r).published_blocks;
     index_.prefetch_publish(blocks[j]);
     pool_.prefetch(blocks[j]);
+    if (j >= Index::jump_distance) index_.prefetch_hints(blocks[j - Index::jump_distance]);
     if (j > 0) {
       index_.prefetch_parent(blocks[j - 1]);
       pool_.prefetch(blocks[j - 1]);
@@ -461,10 +448,7 @@ class CacheCore {
     CacheCore& core;
     void soon(BlockId b) const noexcept { core.index_.prefetch_content(b); }
     void next(BlockId b) const noexcept { core.index_.prefetch_bucket_of(b); }
-    void evict(BlockId b) const {
-      core.forget(b);
-      ++core.stats_.evicted_blocks;
-    }
+    void evict(BlockId b) const { core.forget(b); }
   };
 
   static std::int32_t table_width(KvCacheConfig const& c) noexcept {
@@ -505,11 +489,14 @@ class CacheCore {
   /// What n more positions take. The one formula behind `would_fit` and `reserve`.
   [[nodiscard]] Growth growth(std::int32_t r, std::int32_t n) const noexcept {
     SequenceState const& s = state(r);
+    n = std::min(n, INT32_MAX - s.size);
     Growth g{shape_.blocks(s.size + n) - s.num_blocks, Tail::none};
     if (n == 0 || shape_.offset(s.size) == 0) return g;
-    std::uint32_t const w = pool_.word(sequences_.tail(r));
-    if ((w & BlockWord::writable_mask) == 1) return g;
-    if ((w & BlockWord::count_mask) > 1) {
+    BlockId const tail = sequences_.tail(r);
+    std::uint32_t const w = pool_.word(tail);
+    bool const in_flight = pool_.is_in_flight(tail);
+    if ((w & BlockWord::writable_mask) == 1 && !in_flight) return g;
+    if ((w & BlockWord::count_mask) > 1 || in_flight) {
       g.tail = Tail::copy;
     } else {
       g.tail = (w & BlockWord::published) != 0 ? Tail::copy_or_unpublish : Tail::untwin;
@@ -542,15 +529,19 @@ class CacheCore {
     return TokenRange{first, n};
   }
 
+  /// Requires: that many are available.
+  void allocate(std::span<BlockId> out) {
+    std::int32_t const idle = pool_.num_idle();
+    pool_.allocate(out, OnEvict{*this});
+    stats_.evicted_blocks += static_cast<std::uint64_t>(idle - pool_.num_idle());
+  }
   /// New blocks up to `size` positions. Requires: they are available.
   void extend(std::int32_t r, std::int32_t size) {
     SequenceState& s = at(r);
     s.size = size;
     std::int32_t const end = shape_.blocks(size);
     if (end == s.num_blocks) return;
-    pool_.allocate(
-        {sequences_.places(r) + s.num_blocks, static_cast<std::size_t>(end - s.num_blocks)},
-        OnEvict{*this});
+    allocate({sequences_.places(r) + s.num_blocks, static_cast<std::size_t>(end - s.num_blocks)});
     s.first_changed = std::min(s.first_changed, s.num_blocks);
     s.num_blocks = end;
   }
@@ -567,7 +558,7 @@ class CacheCore {
       copy.num_tokens = std::min(copy.num_tokens, earlier.num_tokens);
     }
     hold_source(copy.src);
-    pool_.allocate({&copy.dst, 1}, OnEvict{*this});
+    allocate({&copy.dst, 1});
     std::copy_n(index_.tokens(old), copy.num_tokens, index_.tokens(copy.dst));
     plan_copy(copy);
     if (column > 0) keep_behind_children(r, column);
@@ -634,7 +625,7 @@ class CacheCore {
   }
   /// Leading positions with known ids, looking no further than `n`. O(1) unless ids came in
   /// disorder.
-  std::int32_t known(std::int32_t r, std::int32_t n) noexcept {
+  PAGEDKV_NEVER_INLINE std::int32_t known(std::int32_t r, std::int32_t n) noexcept {
     SequenceState& s = at(r);
     while (s.known < n && token(r, s.known) != unknown_token) ++s.known;
     return s.known;
@@ -647,7 +638,7 @@ class CacheCore {
   }
 
   /// Blocks with final positions are no longer new, reported or not: zeroing would destroy them.
-  void mark_written(std::int32_t r, std::int32_t n) noexcept {
+  PAGEDKV_NEVER_INLINE void mark_written(std::int32_t r, std::int32_t n) noexcept {
     for (std::int32_t j = shape_.block(state(r).committed); j < shape_.blocks(n); ++j) {
       pool_.clear(sequences_.places(r)[j], BlockWord::fresh);
     }
@@ -661,6 +652,29 @@ class CacheCore {
   BlockId parent_of(std::int32_t r, std::int32_t j) const noexcept {
     return j == 0 ? BlockId{} : canonical(sequences_.places(r)[j - 1]);
   }
+  template <class ExtraOf>
+  void publish_run(std::int32_t r, std::int32_t end, ExtraOf&& extra_of) {
+    // Hash some blocks ahead and prefetch their buckets, so that an insert finds its line.
+    constexpr std::int32_t window = 8;
+    Hash128 hashes[window];
+    BlockId const* const blocks = sequences_.places(r);
+    std::int32_t done = state(r).published_blocks;
+    BlockIdentity parent = index_.identity(parent_of(r, done));
+    Hash128 chain = index_.hash(parent.block);
+    while (done < end) {
+      std::int32_t const n = std::min(end - done, window);
+      for (std::int32_t k = 0; k < n; ++k) {
+        BlockId const b = blocks[done + k];
+        hashes[k] = chain = index_.chained(chain, ids_of(b), extra_of(done + k));
+        index_.prefetch_publish(b, chain);
+        pool_.prefetch(b);
+        if (done + k + window < end) index_.prefetch_tokens(blocks[done + k + window]);
+      }
+      for (std::int32_t k = 0; k < n; ++k, ++done) {
+        parent = publish_block(r, done, parent, hashes[k], extra_of(done));
+      }
+    }
+  }
   /// Returns what is findable with the content of the row's block j: itself or its first twin.
   PAGEDKV_ALWAYS_INLINE BlockIdentity publish_block(std::int32_t r, std::int32_t j,
                                                     BlockIdentity parent, Hash128 hash,
@@ -672,6 +686,9 @@ class CacheCore {
       return index_.identity(first);
     }
     pool_.set(b, BlockWord::published);
+    if (j >= Index::jump_distance) {
+      index_.set_jump(sequences_.places(r)[j - Index::jump_distance], b);
+    }
     ++stats_.published_blocks;
     events_.stored(index_, b, static_cast<std::size_t>(shape_.tokens()));
     return index_.identity(b);
@@ -685,7 +702,7 @@ class CacheCore {
     pool_.set(b, BlockWord::twin);
     twin_of_[static_cast<std::size_t>(b.value())] = first;
     ++stats_.twin_blocks;
-    if (config_.twins == Twins::adopt) {
+    if (config_.twins == Twins::adopt || config_.reclaim == Reclaim::deferred) {
       adopt(r, j);
     } else {
       at(r).may_have_twins = true;

@@ -28,8 +28,11 @@ namespace detail {
 
 class FlatIndex {
   static constexpr int width = 12;
+  /// Not a character type: a store through one might change anything, so that after each the
+  /// compiler would read every member of every object again.
+  enum class Tag : std::uint8_t { empty = 0 };
   struct alignas(64) Bucket {
-    std::uint8_t tags[width];
+    Tag tags[width];
     std::uint32_t overflow;
     std::int32_t ids[width];
   };
@@ -50,7 +53,7 @@ class FlatIndex {
   /// hashes O(collisions).
   template <class Match>
   [[nodiscard]] std::int32_t find(Hash128 hash, Match&& match) const {
-    std::uint8_t const tag = tag_of(hash);
+    Tag const tag = tag_of(hash);
     std::size_t const step = step_of(tag);
     for (std::size_t i = hash.low & mask_, n = 0; n <= mask_; i = (i + step) & mask_, ++n) {
       Bucket const& bucket = buckets_[i];
@@ -69,8 +72,8 @@ class FlatIndex {
   PAGEDKV_ALWAYS_INLINE std::int32_t find_or_insert(Hash128 hash, std::int32_t id, Match&& match) {
     // Nearly always: nobody has the tag, nobody passed, and the home bucket has room.
     Bucket& home = buckets_[hash.low & mask_];
-    std::uint8_t const tag = tag_of(hash);
-    if (unsigned const empty = equal_tags(home, 0);
+    Tag const tag = tag_of(hash);
+    if (unsigned const empty = equal_tags(home, Tag::empty);
         empty != 0 && home.overflow == 0 && equal_tags(home, tag) == 0) {
       int const place = std::countr_zero(empty);
       home.ids[place] = id;
@@ -84,11 +87,11 @@ class FlatIndex {
   }
   /// Requires: fewer than `capacity` elements.
   void insert(Hash128 hash, std::int32_t id) noexcept {
-    std::uint8_t const tag = tag_of(hash);
+    Tag const tag = tag_of(hash);
     std::size_t const step = step_of(tag);
     for (std::size_t i = hash.low & mask_;; i = (i + step) & mask_) {
       Bucket& bucket = buckets_[i];
-      if (unsigned const empty = equal_tags(bucket, 0); empty != 0) {
+      if (unsigned const empty = equal_tags(bucket, Tag::empty); empty != 0) {
         int const place = std::countr_zero(empty);
         bucket.tags[place] = tag;
         bucket.ids[place] = id;
@@ -101,12 +104,12 @@ class FlatIndex {
 
   /// Requires: `id` was inserted under `hash`.
   void erase(Hash128 hash, std::int32_t id) noexcept {
-    std::uint8_t const tag = tag_of(hash);
+    Tag const tag = tag_of(hash);
     std::size_t const step = step_of(tag);
     for (std::size_t i = hash.low & mask_;; i = (i + step) & mask_) {
       Bucket& bucket = buckets_[i];
       if (int const place = place_of(bucket, tag, id); place >= 0) {
-        bucket.tags[place] = 0;
+        bucket.tags[place] = Tag::empty;
         --size_;
         return;
       }
@@ -116,7 +119,7 @@ class FlatIndex {
 
   /// Puts `to` in the place of `from`. Requires: `from` was inserted under `hash`.
   void replace(Hash128 hash, std::int32_t from, std::int32_t to) noexcept {
-    std::uint8_t const tag = tag_of(hash);
+    Tag const tag = tag_of(hash);
     std::size_t const step = step_of(tag);
     for (std::size_t i = hash.low & mask_;; i = (i + step) & mask_) {
       Bucket& bucket = buckets_[i];
@@ -128,14 +131,16 @@ class FlatIndex {
   }
 
  private:
-  static std::uint8_t tag_of(Hash128 hash) noexcept {
+  static Tag tag_of(Hash128 hash) noexcept {
     auto const tag = static_cast<std::uint8_t>(hash.high >> 56);
-    return tag == 0 ? std::uint8_t{1} : tag;
+    return static_cast<Tag>(tag == 0 ? 1 : tag);
   }
   // Odd, so that the probe path visits every bucket of a power of two.
-  static std::size_t step_of(std::uint8_t tag) noexcept { return std::size_t{2} * tag + 1; }
+  static std::size_t step_of(Tag tag) noexcept {
+    return std::size_t{2} * static_cast<std::uint8_t>(tag) + 1;
+  }
 
-  static unsigned equal_tags(Bucket const& bucket, std::uint8_t tag) noexcept {
+  static unsigned equal_tags(Bucket const& bucket, Tag tag) noexcept {
 #if defined(__SSE2__)
     __m128i const tags = _mm_load_si128(reinterpret_cast<__m128i const*>(bucket.tags));
     __m128i const equal = _mm_cmpeq_epi8(tags, _mm_set1_epi8(static_cast<char>(tag)));
@@ -146,7 +151,7 @@ class FlatIndex {
     return hits;
 #endif
   }
-  static int place_of(Bucket const& bucket, std::uint8_t tag, std::int32_t id) noexcept {
+  static int place_of(Bucket const& bucket, Tag tag, std::int32_t id) noexcept {
     for (unsigned hits = equal_tags(bucket, tag); hits != 0; hits &= hits - 1) {
       int const place = std::countr_zero(hits);
       if (bucket.ids[place] == id) return place;

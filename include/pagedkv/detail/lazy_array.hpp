@@ -31,7 +31,7 @@ class LazyArray {
       raise("out of memory for a table of " + std::to_string(size * sizeof(T)) + " bytes");
     }
     auto const address = reinterpret_cast<std::uintptr_t>(memory_);
-    data_ = reinterpret_cast<T*>((address + line - 1) / line * line);
+    data_ = reinterpret_cast<T*>(static_cast<std::byte*>(memory_) + (line - address % line) % line);
   }
   LazyArray(LazyArray&& other) noexcept { swap(other); }
   LazyArray& operator=(LazyArray&& other) noexcept {

@@ -119,14 +119,15 @@ class BasicBlockPool {
   void allocate(std::span<BlockId> out, Listener&& listener) {
     PAGEDKV_ASSERT(out.size() <= static_cast<std::size_t>(num_available()),
                    "allocate: ask num_available() first");
-    std::size_t const from_stack = std::min(out.size(), static_cast<std::size_t>(num_free_));
-    BlockId const* top = free_.data() + num_free_;
-    if (fresh_.size() == 0) {  // nobody asks which blocks are new
-      for (BlockId& b : out.first(from_stack)) words_[at(b = *--top)] = 1;
-    } else {
-      for (BlockId& b : out.first(from_stack)) take(b = *--top);
+    if (out.size() == 1 && num_free_ != 0) {  // one more block of a running sequence
+      out[0] = free_[static_cast<std::size_t>(--num_free_)];
+      return take(out);
     }
+    std::size_t const from_stack = std::min(out.size(), static_cast<std::size_t>(num_free_));
+    BlockId const* const top = free_.data() + num_free_;
+    std::reverse_copy(top - from_stack, top, out.data());
     num_free_ -= static_cast<std::int32_t>(from_stack);
+    take(out.first(from_stack));
     evict_into(out.subspan(from_stack), listener);
   }
 
@@ -210,6 +211,12 @@ class BasicBlockPool {
   /// From now to the end of the open step, released blocks that were ever shared wait: they may
   /// stand in the step's `Batch` although their last owner doesn't.
   void note_batched_release() noexcept { batched_release_ = open_tick_; }
+
+  /// Its content was given back while a step was open that hasn't been reclaimed; then somebody
+  /// found it again. It may be read, and takes no new content yet (contract 11).
+  [[nodiscard]] bool is_in_flight(BlockId b) const noexcept {
+    return deferred_ && has(b, BlockWord::shared) && links_[at(b)].stamp > reclaimed_tick_;
+  }
 
   /// A copy reads or fills `b`: it isn't handed out before the matching `unhold`.
   void hold(BlockId b) noexcept {
@@ -300,14 +307,18 @@ class BasicBlockPool {
  private:
   static std::size_t at(BlockId b) noexcept { return static_cast<std::size_t>(b.value()); }
 
-  void take(BlockId b) noexcept {
-    std::uint32_t& w = words_[at(b)];
-    if (fresh_.size() == 0) {
-      w = 1;
+  /// One reference each, nothing published.
+  void take(std::span<BlockId const> blocks) noexcept {
+    std::uint32_t* const words = words_.data();
+    if (fresh_.size() == 0) {  // nobody asks which blocks are new
+      for (BlockId const b : blocks) words[b.value()] = 1;
       return;
     }
-    if ((w & BlockWord::listed) == 0) fresh_[static_cast<std::size_t>(num_fresh_++)] = b;
-    w = BlockWord::listed | BlockWord::fresh | 1;
+    for (BlockId const b : blocks) {
+      std::uint32_t& w = words[b.value()];
+      if ((w & BlockWord::listed) == 0) fresh_[static_cast<std::size_t>(num_fresh_++)] = b;
+      w = BlockWord::listed | BlockWord::fresh | 1;
+    }
   }
 
   template <class Listener>
@@ -322,10 +333,8 @@ class BasicBlockPool {
       auto const victims = out.first(std::min(window, out.size()));
       eviction_.pop_front(victims, soon);
       for (BlockId const b : victims) listener.next(b);
-      for (BlockId const b : victims) {
-        listener.evict(b);
-        take(b);
-      }
+      for (BlockId const b : victims) listener.evict(b);
+      take(victims);
       out = out.subspan(victims.size());
     }
   }

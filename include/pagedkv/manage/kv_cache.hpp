@@ -165,6 +165,9 @@ class BasicKvCache {
   [[nodiscard]] std::uint32_t references(BlockId b) const noexcept {
     return core_.pool().references(b);
   }
+  /// `Reclaim::deferred`: its content was given back while a step was open that isn't reclaimed
+  /// yet, and found again since. Until then its owner can't write into it without a copy.
+  [[nodiscard]] bool is_in_flight(BlockId b) const noexcept { return core_.pool().is_in_flight(b); }
   /// Rises whenever published content leaves the block.
   [[nodiscard]] std::uint32_t generation(BlockId b) const noexcept {
     return core_.index().generation(b);

@@ -10,8 +10,11 @@
 /// Child hint: each block remembers its newest child. If the hint's parent, tokens and extra keys
 /// are equal it is the answer, and the block needn't be hashed at all.
 ///
-/// Records apart by use: 32 bytes of identity, `block_tokens` ids, a 4-byte hint. The hints are
-/// dense, so that a look-up can run ahead along them and prefetch.
+/// Jump hint: each block also remembers its newest descendant 16 places later. A look-up prefetches
+/// that one, so that a long hit isn't a chain of cache misses. Both hints may be stale: what the
+/// first says is compared, what the second says is only prefetched.
+///
+/// Records apart by use: 32 bytes of identity, `block_tokens` ids, 8 bytes of hints.
 #pragma once
 
 #include <algorithm>
@@ -61,10 +64,18 @@ class BasicPrefixIndex {
     std::uint32_t num_extra_bytes;
   };
   static_assert(sizeof(Record) == 32);
+  /// Blocks, or -1.
+  struct Hints {
+    std::int32_t child;
+    std::int32_t jump;
+  };
   using Tokens = std::span<TokenId const>;
   using Bytes = std::span<std::byte const>;
 
  public:
+  /// Places from a block to the one that its jump hint names.
+  static constexpr std::int32_t jump_distance = 16;
+
   struct Options {
     std::int32_t num_blocks = 0;
     std::int32_t block_tokens = 16;
@@ -82,12 +93,12 @@ class BasicPrefixIndex {
         records_(size_of(options)),
         tokens_(size_of(options) * block_tokens_),
         extra_(size_of(options) * static_cast<std::size_t>(options.max_extra_key_bytes)),
-        child_hint_(size_of(options)),
+        hints_(size_of(options)),
         root_hint_(std::bit_ceil(size_of(options) / 4 + 1)),
         by_hash_(options.num_blocks) {
     for (std::size_t i = 0; i < size_of(options); ++i) {
       records_[i].parent = unpublished;
-      child_hint_[i] = -1;
+      hints_[i] = {-1, -1};
     }
     std::fill_n(root_hint_.data(), root_hint_.size(), -1);
     if (options.max_partial_candidates > 0) {
@@ -146,17 +157,18 @@ class BasicPrefixIndex {
   std::int32_t walk(detail::PromptView const& prompt, std::int32_t max_blocks, Hit&& hit,
                     Soon&& soon) const {
     BlockIdentity parent = root_;
-    RunAhead ahead(*this);
     TokenId const* tokens = prompt.tokens.data();
     for (std::int32_t j = 0; j < max_blocks; ++j, tokens += block_tokens_) {
       Bytes const extra = prompt.extra_of(j);
-      BlockId block = parent.block.is_null() ? BlockId{} : BlockId{child_hint_[at(parent.block)]};
+      BlockId block = parent.block.is_null() ? BlockId{} : BlockId{hints_[at(parent.block)].child};
       if (block.is_null() || !continues(block, parent, tokens, extra)) {
         block = find_hashed(prompt, j, parent, extra);
         if (block.is_null()) return j;
-        ahead.restart(block);
+        prefetch_children(block, soon);
       }
-      ahead.advance(soon);
+      if (std::int32_t const jump = hints_[at(block)].jump; jump >= 0) {
+        prefetch_hit(BlockId{jump}, soon);
+      }
       hit(j, block);
       parent = identity(block);
     }
@@ -196,7 +208,7 @@ class BasicPrefixIndex {
   void prefetch_publish(BlockId b, Hash128 hash) const noexcept {
     by_hash_.prefetch(hash);
     detail::prefetch_write(&records_[at(b)]);
-    detail::prefetch_write(&child_hint_[at(b)]);
+    detail::prefetch_write(&hints_[at(b)]);
   }
   /// For a block whose content will be dropped and replaced soon.
   void prefetch_content(BlockId b) const noexcept {
@@ -207,8 +219,9 @@ class BasicPrefixIndex {
   void prefetch_publish(BlockId b) const noexcept { detail::prefetch_write(&records_[at(b)]); }
   void prefetch_parent(BlockId b) const noexcept {
     detail::prefetch_read(&records_[at(b)]);
-    detail::prefetch_write(&child_hint_[at(b)]);
+    detail::prefetch_write(&hints_[at(b)]);
   }
+  void prefetch_hints(BlockId b) const noexcept { detail::prefetch_write(&hints_[at(b)]); }
   void prefetch_bucket_of(BlockId b) const noexcept { by_hash_.prefetch(records_[at(b)].hash); }
 
   /// Publishes `b`, whose tokens are complete, unless something equal is published already: then
@@ -225,12 +238,15 @@ class BasicPrefixIndex {
     record.parent = parent.block.value();
     record.parent_generation = parent.generation;
     record.num_extra_bytes = static_cast<std::uint32_t>(extra.size());
-    if (!parent.block.is_null()) child_hint_[at(parent.block)] = b.value();
+    if (!parent.block.is_null()) hints_[at(parent.block)].child = b.value();
     if (parent.block.is_null() || !extra.empty() || siblings_.size() != 0) {
       publish_rest(b, parent, extra);
     }
     return {};
   }
+
+  /// `later` stands `jump_distance` places behind `b` in a prompt.
+  void set_jump(BlockId b, BlockId later) noexcept { hints_[at(b)].jump = later.value(); }
 
   /// Unpublishes `b`; its generation rises, so that no child of it is found again.
   void erase(BlockId b) noexcept {
@@ -242,43 +258,6 @@ class BasicPrefixIndex {
   }
 
  private:
-  /// Runs along the child hints in front of a walk and prefetches what the walk will compare.
-  class RunAhead {
-    static constexpr int distance = 16;
-
-   public:
-    explicit RunAhead(BasicPrefixIndex const& index) noexcept
-        : index_(index), hints_(index.child_hint_.data()) {}
-
-    void restart(BlockId b) noexcept {
-      front_ = b.value();
-      lead_ = 0;
-    }
-    // Two steps a block until it is far enough ahead, then one.
-    template <class Soon>
-    PAGEDKV_ALWAYS_INLINE void advance(Soon& soon) noexcept {
-      if (lead_ < distance) {
-        step(soon);
-        ++lead_;
-      }
-      step(soon);
-    }
-
-   private:
-    template <class Soon>
-    PAGEDKV_ALWAYS_INLINE void step(Soon& soon) noexcept {
-      if (front_ < 0) return;
-      front_ = hints_[front_];
-      if (front_ < 0) return;
-      index_.prefetch_content(BlockId{front_});
-      soon(BlockId{front_});
-    }
-
-    BasicPrefixIndex const& index_;
-    std::int32_t const* hints_;
-    std::int32_t front_ = -1;
-    int lead_ = 0;
-  };
   /// Published children of one parent with one first token, newest first.
   struct Sibling {
     std::int32_t newer;
@@ -296,6 +275,22 @@ class BasicPrefixIndex {
     return tokens.subspan(static_cast<std::size_t>(j) * block_tokens_, block_tokens_);
   }
   Tokens block_tokens(BlockId b) const noexcept { return {tokens(b), block_tokens_}; }
+
+  template <class Soon>
+  PAGEDKV_ALWAYS_INLINE void prefetch_hit(BlockId b, Soon& soon) const noexcept {
+    prefetch_content(b);
+    prefetch_hints(b);
+    soon(b);
+  }
+  /// What no jump hint leads to: the blocks behind the first of a run of hits.
+  template <class Soon>
+  void prefetch_children(BlockId b, Soon& soon) const noexcept {
+    for (std::int32_t i = 1; i < jump_distance; ++i) {
+      b = BlockId{hints_[at(b)].child};
+      if (b.is_null()) return;
+      prefetch_hit(b, soon);
+    }
+  }
 
   void publish_rest(BlockId b, BlockIdentity parent, Bytes extra) noexcept {
     if (!extra.empty())
@@ -385,7 +380,7 @@ class BasicPrefixIndex {
   detail::LazyArray<Record> records_;
   detail::LazyArray<TokenId> tokens_;
   detail::LazyArray<std::byte> extra_;
-  detail::LazyArray<std::int32_t> child_hint_;
+  detail::LazyArray<Hints> hints_;
   detail::LazyArray<std::int32_t> root_hint_;
   detail::FlatIndex by_hash_;
   detail::FlatIndex by_first_token_;

@@ -83,7 +83,7 @@ class BasicSequence {
   /// Writes the slots of `range` to `out`, [range.count], elements. Requires: the range exists and
   /// fits `out`. O(range).
   void slot_mapping(TokenRange range, std::span<Slot> out) const {
-    PAGEDKV_ASSERT(range.first >= 0 && range.count >= 0 && range.end() <= size(),
+    PAGEDKV_ASSERT(range.first >= 0 && range.count >= 0 && range.first <= size() - range.count,
                    "slot_mapping: the positions must exist");
     PAGEDKV_ASSERT(out.size() >= static_cast<std::size_t>(range.count),
                    "slot_mapping: out must hold range.count slots");

@@ -78,7 +78,7 @@ class BasicBatch {
   /// replaced. Requires: the positions exist. Errors: batch_full (rows, tokens or columns). O(1).
   Result<std::int32_t> add(BasicSequence<Policy> const& seq, TokenRange query) {
     PAGEDKV_ASSERT(&seq.core() == core_, "Batch::add: the sequence belongs to another cache");
-    PAGEDKV_ASSERT(query.first >= 0 && query.count >= 0 && query.end() <= seq.size(),
+    PAGEDKV_ASSERT(query.first >= 0 && query.count >= 0 && query.first <= seq.size() - query.count,
                    "Batch::add: the positions must exist");
     std::int32_t row = row_of(seq);
     std::int32_t const before = row >= 0 ? entries_[static_cast<std::size_t>(row)].query.count : 0;
@@ -177,12 +177,13 @@ class BasicBatch {
                                     [](BlockId b) { return b.value(); });
     std::fill(end, out.begin() + static_cast<std::ptrdiff_t>(width()), 0);
   }
-  /// The whole table, [max(num_sequences(), padding), table_width()]; counts pending moves and
-  /// changes as delivered.
+  /// The whole table, as many rows as `out` holds: [max(num_sequences(), padding) or more,
+  /// table_width()]; rows that nobody has are block 0. Pass all rows that the device has: pending
+  /// moves and changes count as delivered, so a row left out keeps there what it had.
   void copy_table(std::span<std::int32_t> out) {
     drop_gone();
-    auto const rows = static_cast<std::size_t>(std::max(pad_sequences_, num_sequences()));
-    PAGEDKV_ASSERT(out.size() >= rows * width(),
+    std::size_t const rows = out.size() / width();
+    PAGEDKV_ASSERT(rows >= static_cast<std::size_t>(std::max(pad_sequences_, num_sequences())),
                    "copy_table: out must hold rows * table_width() elements");
     if (survey().rows_changed) write_changes({});
     write_moves({});
@@ -354,11 +355,15 @@ class BasicBatch {
     step.common_prefix_blocks = common;
     return now;
   }
-  /// The first entry with tokens. A new one is compared with everybody afresh.
+  /// The first entry with tokens. A new one is compared with everybody afresh; so is the one after
+  /// a survey without any, in which nobody was compared.
   std::size_t choose_base() {
     auto const base = std::find_if(entries_.begin(), entries_.end(),
                                    [](Entry const& e) { return e.query.count > 0; });
-    if (base == entries_.end()) return entries_.size();
+    if (base == entries_.end()) {
+      base_sequence_ = -1;
+      return entries_.size();
+    }
     if (base->sequence != base_sequence_ || base->generation != base_generation_) {
       for (Entry& entry : entries_) entry.shared_blocks = -1;
       base_sequence_ = base->sequence;
@@ -397,59 +402,73 @@ class BasicBatch {
            holds(out.copies, step.num_copies);
   }
 
+  // Array by array: each loop keeps what it needs in registers.
   void write_rows(BatchStep const& step, BatchBuffers const& out) {
-    detail::BlockShape const shape = core_->shape();
-    // Local copies: the compiler must assume that an array of int32 could be `out` itself.
-    std::int32_t* const query_offsets = out.query_offsets.data();
-    std::int32_t* const lengths = out.sequence_lengths.data();
-    std::int32_t* const indptr = out.indptr.data();
-    std::int32_t* const last_block_len = out.last_block_len.data();
-    std::int32_t* const indices = out.indices.data();
-    Slot* slots = out.slot_mapping.data();
-    BlockRun* runs = out.runs.data();
-    std::int32_t tokens = 0;
-    std::int32_t num_indices = 0;
-    std::size_t e = 0;
-    for (Entry const* entry = entries_.data(); e < entries_.size(); ++e, ++entry) {
+    auto const rows = static_cast<std::size_t>(step.padded_sequences);
+    write_values(out.sequence_lengths, rows, [](Entry const& e) { return e.length; });
+    write_values(out.last_block_len, rows, [](Entry const& e) { return e.last_block_len; });
+    write_offsets(out.query_offsets, rows, [](Entry const& e) { return e.query.count; });
+    write_offsets(out.indptr, rows, [](Entry const& e) { return e.num_blocks; });
+    if (!out.indices.empty()) write_indices(out.indices.data());
+    write_queries(out.slot_mapping.data(), out.runs.data());
+    if (!out.slot_mapping.empty()) {
+      std::fill_n(out.slot_mapping.data() + step.num_tokens, step.padded_tokens - step.num_tokens,
+                  padding_slot);
+    }
+  }
+  /// One value a row; padding: 0.
+  template <class Value>
+  void write_values(std::span<std::int32_t> out, std::size_t rows, Value&& value) const {
+    if (out.empty()) return;
+    auto const end = std::transform(entries_.begin(), entries_.end(), out.begin(), value);
+    std::fill(end, out.begin() + static_cast<std::ptrdiff_t>(rows), 0);
+  }
+  /// Where each row's items begin and the last one's end; padding: the end.
+  template <class Count>
+  void write_offsets(std::span<std::int32_t> out, std::size_t rows, Count&& count) const {
+    if (out.empty()) return;
+    std::int32_t* to = out.data();
+    std::int32_t offset = 0;
+    for (Entry const& entry : entries_) {
+      *to++ = offset;
+      offset += count(entry);
+    }
+    std::fill(to, out.data() + rows + 1, offset);
+  }
+  void write_indices(std::int32_t* to) const {
+    static_assert(sizeof(BlockId) == sizeof(std::int32_t));
+    Entry const* const end = entries_.data() + entries_.size();
+    for (Entry const* entry = entries_.data(); entry != end; ++entry) {
+      if (end - entry > 2) {  // rows are far apart: the hardware doesn't see them coming
+        detail::prefetch_read(core_->sequences().places(entry[2].sequence));
+      }
       auto const used = static_cast<std::size_t>(entry->num_blocks);
-      BlockId const* const blocks = core_->sequences().places(entry->sequence);
-      if (e + 2 < entries_.size()) {  // rows are far apart: the hardware doesn't see them coming
-        BlockId const* const next = core_->sequences().places(entry[2].sequence);
-        detail::prefetch_read(next);
-        detail::prefetch_read(next + entry[2].num_blocks - 1);
+      std::memcpy(to, core_->sequences().places(entry->sequence), used * sizeof(BlockId));
+      to += used;
+    }
+  }
+  /// Either may be null.
+  void write_queries(Slot* slots, BlockRun* runs) const {
+    if (slots == nullptr && runs == nullptr) return;
+    detail::BlockShape const shape = core_->shape();
+    std::int32_t tokens = 0;
+    auto const piece = [&](BlockId b, std::int32_t offset, std::int32_t count) {
+      Slot const first = Slot{b.value()} * shape.tokens() + offset;
+      if (slots != nullptr) {
+        for (std::int32_t i = 0; i < count; ++i) *slots++ = first + i;
       }
-      if (query_offsets != nullptr) query_offsets[e] = tokens;
-      if (lengths != nullptr) lengths[e] = entry->length;
-      if (indptr != nullptr) indptr[e] = num_indices;
-      if (last_block_len != nullptr) last_block_len[e] = entry->last_block_len;
-      if (indices != nullptr) {
-        static_assert(sizeof(BlockId) == sizeof(std::int32_t));
-        std::memcpy(indices + num_indices, blocks, used * sizeof(BlockId));
-      }
-      num_indices += entry->num_blocks;
-      auto const piece = [&](BlockId b, std::int32_t offset, std::int32_t count) {
-        Slot const first = Slot{b.value()} * shape.tokens() + offset;
-        if (slots != nullptr) {
-          for (std::int32_t i = 0; i < count; ++i) *slots++ = first + i;
-        }
-        if (runs != nullptr) *runs++ = {b, offset, count, tokens};
-        tokens += count;
-      };
-      if (entry->query.count == 1) {  // decoding: the last position, no loops
-        piece(blocks[used - 1], entry->last_block_len - 1, 1);
+      if (runs != nullptr) *runs++ = {b, offset, count, tokens};
+      tokens += count;
+    };
+    for (Entry const& entry : entries_) {
+      BlockId const* const blocks = core_->sequences().places(entry.sequence);
+      if (entry.query.count == 1) {  // decoding: the last position, no loops
+        piece(blocks[entry.num_blocks - 1], entry.last_block_len - 1, 1);
       } else {
-        for_each_piece(shape, {blocks, used}, entry->query, piece);
+        for_each_piece(shape, {blocks, static_cast<std::size_t>(entry.num_blocks)}, entry.query,
+                       piece);
       }
     }
-    for (auto const n = static_cast<std::size_t>(step.padded_sequences); e < n; ++e) {
-      if (query_offsets != nullptr) query_offsets[e] = tokens;
-      if (lengths != nullptr) lengths[e] = 0;
-      if (indptr != nullptr) indptr[e] = num_indices;
-      if (last_block_len != nullptr) last_block_len[e] = 0;
-    }
-    if (query_offsets != nullptr) query_offsets[e] = tokens;
-    if (indptr != nullptr) indptr[e] = num_indices;
-    if (slots != nullptr) std::fill_n(slots, step.padded_tokens - tokens, padding_slot);
   }
 
   void write_changes(std::span<RowChange> out) {

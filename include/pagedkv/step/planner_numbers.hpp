@@ -41,8 +41,11 @@ template <class Cache, class Sequence>
                          .blocks = sequence.num_blocks()};
   bool const tail_has_room = request.size % cache.config().block_tokens != 0;
   if (tail_has_room && sequence.blocks_needed(1) > 0) {
-    bool const one_owner = cache.references(sequence.blocks().back()) == 1;
-    request.tail_copy = one_owner ? TailCopy::unless_full : TailCopy::always;
+    BlockId const tail = sequence.blocks().back();
+    bool const one_owner = cache.references(tail) == 1;
+    request.tail_copy = !one_owner                 ? TailCopy::always
+                        : cache.is_in_flight(tail) ? TailCopy::until_reclaim
+                                                   : TailCopy::unless_full;
   }
   if (sequence.blocks_needed(1) > cache.available_blocks()) {
     request.adoptable_blocks = sequence.adoptable_blocks();

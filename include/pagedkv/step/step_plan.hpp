@@ -50,9 +50,10 @@ struct PoolNumbers {
 
 /// What the next write into a sequence's last block costs.
 enum class TailCopy : std::uint8_t {
-  no,           ///< nothing: the last block is full, or the sequence's own and unpublished
-  unless_full,  ///< a copy, or nothing when no block is available (published, but one owner)
-  always,       ///< a copy: others reference the block
+  no,             ///< nothing: the last block is full, or the sequence's own and unpublished
+  unless_full,    ///< a copy, or nothing when no block is available (published, but one owner)
+  always,         ///< a copy: others reference the block
+  until_reclaim,  ///< a copy; nothing once a step in flight has been reclaimed
 };
 
 /// A running request. Positions `[0, computed)` have K and V or get them from a step in flight.

@@ -168,6 +168,8 @@ class StepPlanner {
   std::span<WaitingRequest const> waiting_;
   Int tokens_left_ = 0;
   Int num_decodes_ = 0;
+  Int decodes_behind_ =
+      0;  // the one being served: each may have a token before others their drafts
   std::int64_t available_ = 0;  // blocks to be had now
   std::int64_t incoming_ = 0;   // blocks on their way back and promised to nobody
   std::int64_t watermark_ = 0;
@@ -242,8 +244,12 @@ StepPlan StepPlanner::plan(PoolNumbers const& pool, std::span<RunningRequest con
   begin(pool, running, waiting);
   if (give_step_to_starved(details)) return finish();
   end_what_never_fits(details);
+  decodes_behind_ = static_cast<Int>(
+      std::count_if(running.begin(), running.end(), [](auto const& r) { return is_decode(r); }));
   for (Int i = 0; i < num_running(); ++i) {
-    if (is_decode(this->running(i))) serve(i, details);
+    if (!is_decode(this->running(i))) continue;
+    --decodes_behind_;
+    serve(i, details);
   }
   num_decodes_ = static_cast<Int>(scheduled_.size());
   for (Int i = 0; i < num_running(); ++i) {
@@ -269,7 +275,7 @@ inline void StepPlanner::begin(PoolNumbers const& pool, std::span<RunningRequest
   running_ = running;
   waiting_ = waiting;
   tokens_left_ = limits_.max_num_batched_tokens;
-  num_decodes_ = 0;
+  num_decodes_ = decodes_behind_ = 0;
   available_ = pool.available_blocks;
   incoming_ = pool.incoming_blocks;
   any_incoming_ = pool.incoming_blocks > 0;
@@ -352,6 +358,7 @@ void StepPlanner::serve(Int index, Details& details) {
   if (state(index) != State::open) return;
   auto const& request = running(index);
   Int most = std::min(left(request), tokens_left_);
+  if (is_decode(request)) most = std::min(most, std::max(1, tokens_left_ - decodes_behind_));
   if (limits_.max_prefill_tokens > 0 && limits_.chunked_prefill && !is_decode(request)) {
     most = std::min(most, limits_.max_prefill_tokens);
   }
@@ -400,6 +407,10 @@ void StepPlanner::find_room(Int index, Details& details) {
   // One token more than computed isn't reserved yet: reserved positions need nothing.
   std::int64_t const need = blocks_for(request.computed + 1, pool_.block_tokens) - request.blocks +
                             (request.tail_copy != TailCopy::no) - request.adoptable_blocks;
+  if (request.tail_copy == TailCopy::until_reclaim && need - 1 <= available_ + incoming_) {
+    any_incoming_ = true;  // with the next reclaim
+    return;
+  }
   if (need > available_ + incoming_) {
     sort_victims(details);
     std::int64_t others = freeable_ - costs_[static_cast<std::size_t>(index)].blocks;

@@ -190,14 +190,14 @@ struct VectorCodec {
     InverseScale const inv = inverse(Scale{scale.scale});
     for (std::int32_t i = 0; i < dim; ++i) {
       Code const code = encode_number<element>(x[i], inv, scale.zero);
-      std::memcpy(bytes + i * sizeof(Code), &code, sizeof(Code));
+      std::memcpy(bytes + static_cast<std::size_t>(i) * sizeof(Code), &code, sizeof(Code));
     }
   }
   PAGEDKV_HD static void decode(AffineScale scale, std::byte const* bytes, std::int32_t dim,
                                 float* x) noexcept {
     for (std::int32_t i = 0; i < dim; ++i) {
       Code code{};
-      std::memcpy(&code, bytes + i * sizeof(Code), sizeof(Code));
+      std::memcpy(&code, bytes + static_cast<std::size_t>(i) * sizeof(Code), sizeof(Code));
       x[i] = decode_number<element>(code, scale);
     }
   }

@@ -1,8 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 /// \file
 /// JSON files of scales: ours and vLLM's.
-#include <cstdio>
+#include <algorithm>
 #include <string>
+#include <string_view>
+#include <utility>
 #include <vector>
 
 #include <fmt/format.h>
@@ -175,6 +177,16 @@ LoadedScales read_own(Source const& source, Json const& file) {
   return loaded;
 }
 
+/// A member that isn't called "0" to "<count - 1>". Requires: there is one.
+std::string unknown_member(Json const& object, std::size_t count) {
+  for (auto const& [key, value] : object.items()) {
+    bool known = false;
+    for (std::size_t i = 0; i < count && !known; ++i) known = key == std::to_string(i);
+    if (!known) return key;
+  }
+  return {};
+}
+
 /// Members "0", "1", ... of an object, exactly `count` of them; 0: as many as there are.
 std::vector<Json const*> numbered(Source const& source, Json const& object,
                                   std::string const& where, std::size_t count, char const* what) {
@@ -182,25 +194,18 @@ std::vector<Json const*> numbered(Source const& source, Json const& object,
     fail(source.path, where + " isn't an object; expected a member for each " + what);
   }
   if (count == 0) count = object.size();
+  auto const expected = fmt::format("; expected 0 to {}", count - 1);
   std::vector<Json const*> members;
   for (std::size_t i = 0; i < count; ++i) {
-    auto const key = std::to_string(i);
-    auto const* const value = detail::member(object, key.c_str());
-    if (value == nullptr)
-      fail(source.path, where + fmt::format(" has no {} {}", what, i) +
-                            fmt::format("; expected 0 to {}", count - 1));
+    auto const* const value = detail::member(object, std::to_string(i).c_str());
+    if (value == nullptr) {
+      fail(source.path, fmt::format("{} has no {} {}{}", where, what, i, expected));
+    }
     members.push_back(value);
   }
-  if (object.size() == count) return members;
-  for (auto const& [key, value] : object.items()) {
-    auto const index =
-        key.size() < 10 && !key.empty() && key.find_first_not_of("0123456789") == std::string::npos
-            ? std::stoul(key)
-            : count;
-    if (index >= count || std::to_string(index) != key) {
-      fail(source.path, where + " has an unknown " + what + " '" + key +
-                            fmt::format("'; expected 0 to {}", count - 1));
-    }
+  if (object.size() > count) {
+    fail(source.path, fmt::format("{} has an unknown {} '{}'{}", where, what,
+                                  unknown_member(object, count), expected));
   }
   return members;
 }

@@ -243,6 +243,24 @@ TEST_CASE("malformed checkpoints are errors") {
   CHECK_FALSE(loads(with_header("{\"\xFF\xFE\": {}}", "")));      // no UTF-8
 }
 
+TEST_CASE("what lies outside the file is refused by what the header says") {
+  ScratchFolder const folder;
+  auto const refuse_bytes = [&](std::string const& bytes, char const* message) {
+    std::vector<std::string> const paths = {folder.file("m", bytes)};
+    CHECK_THROWS_WITH(quant::read_checkpoint_scales(paths, scaled_model(1, "fp8_e4m3")),
+                      contains_text(message));
+  };
+  auto const at = [](char const* offsets) {
+    return with_header(
+        "{\"" + layer0 + R"(kv_scale":{"dtype":"F32","shape":[],"data_offsets":)" + offsets + "}}",
+        f32_bytes({0.5F}));
+  };
+  refuse_bytes(at("[4,0]"), "lies at [4, 0]; expected begin and end within the file's 4 bytes");
+  refuse_bytes(at("[1,5]"), "lies at [1, 5]; expected begin and end within the file's 4 bytes");
+  refuse_bytes(std::string("\x03\0\0\0\0\0\0\0{}", 10),
+               "says that its header has 3 bytes, the file has 10");
+}
+
 TEST_CASE("a checkpoint that is cut short or changed anywhere is read or refused, no more") {
   auto const whole = safetensors(
       {{layer0 + "k_scale", {0.5F, 0.25F}, "[2]"}, {layer0 + "v_scale", {0.5F}, "[1]"}});

@@ -85,6 +85,7 @@ class Unit {
     tile_.v = call.head_of(call.layer.v, kv_head);
     tile_.table = detail::table_of(call.batch, sequence).data();
     tile_.block_tokens = call.view.block_tokens;
+    tile_.sequence_end = length;
     tile_.num_lanes = num_lanes_;
     tile_.q = q_;
     tile_.q_stride = k_width_;

@@ -1,6 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 /// \file
 /// Which vector width runs.
+#if defined(__x86_64__)
+#include <cpuid.h>
+#endif
+
 #include <atomic>
 #include <cstdlib>
 #include <cstring>
@@ -11,15 +15,22 @@ PAGEDKV_NAMESPACE_BEGIN
 namespace cpu {
 namespace {
 
+#if defined(__x86_64__)
+/// clang 14's __builtin_cpu_supports doesn't know it.
+bool has_f16c() noexcept {
+  unsigned eax = 0, ebx = 0, ecx = 0, edx = 0;
+  return __get_cpuid(1, &eax, &ebx, &ecx, &edx) != 0 && (ecx & (1U << 29)) != 0;
+}
+#endif
+
 bool machine_has(VectorLevel level) noexcept {
 #if defined(__x86_64__)
   if (level == VectorLevel::avx2) {
-    return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("f16c");
+    return __builtin_cpu_supports("avx2") && has_f16c();
   }
   if (level == VectorLevel::avx512) {
     return __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
-           __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl") &&
-           __builtin_cpu_supports("f16c");
+           __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl") && has_f16c();
   }
 #endif
   return level == VectorLevel::baseline;

@@ -59,6 +59,7 @@ struct TileArgs {
   std::int64_t acc_stride;
   float softmax_scale;
   std::int64_t tile_begin;        ///< a multiple of tile_tokens
+  std::int64_t sequence_end;      ///< positions that the table holds
   std::int64_t begin[max_lanes];  ///< visible positions of the tile: begin .. end - 1
   std::int64_t end[max_lanes];    ///< end <= begin: nothing
   float max[max_lanes];           ///< result

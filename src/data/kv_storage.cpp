@@ -3,6 +3,10 @@
 /// Lays the tensors of a pool out in one allocation.
 #include <pagedkv/data/kv_storage.hpp>
 
+#if defined(__linux__)
+#include <sys/mman.h>
+#endif
+
 #include <cmath>
 #include <cstring>
 #include <string>
@@ -110,6 +114,20 @@ KvTensor tensor_of(KvFormat format, std::int32_t dim, Geometry const& g, KvLayou
   return t;
 }
 
+/// Blocks are read in no order: with small pages nearly each one costs a look into the page tables.
+/// A hint, and no more: it may be refused.
+void ask_for_huge_pages(std::byte* memory, std::int64_t bytes) noexcept {
+#if defined(__linux__) && defined(MADV_HUGEPAGE)
+  constexpr std::int64_t huge = std::int64_t{2} << 20;
+  auto const address = reinterpret_cast<std::intptr_t>(memory);
+  std::int64_t const skipped = round_up(address, huge) - address;
+  std::int64_t const usable = (bytes - skipped) / huge * huge;
+  if (usable > 0) ::madvise(memory + skipped, static_cast<std::size_t>(usable), MADV_HUGEPAGE);
+#else
+  (void)memory, (void)bytes;
+#endif
+}
+
 void copy_static(KvTensor const& tensor, std::int64_t count, std::vector<float> const& given,
                  std::int32_t layer, char const* which) {
   if (static_cast<std::int64_t>(given.size()) != count) {
@@ -175,6 +193,7 @@ KvStorage::KvStorage(Geometry const& geometry, std::int32_t num_blocks, KvLayout
   std::int64_t const bytes_of_blocks = plan.total;
   plan.statics();
   memory_ = detail::LazyArray<std::byte>(static_cast<std::size_t>(plan.total));
+  ask_for_huge_pages(memory_.data(), plan.total);
 #if PAGEDKV_ASSERT_LEVEL >= 2
   std::memset(memory_.data(), 0xFF, static_cast<std::size_t>(bytes_of_blocks));
 #else

@@ -24,29 +24,63 @@ constexpr std::int64_t lanes_of_floats = 16;
   return *reinterpret_cast<FloatsAnywhere const*>(p);
 }
 
+/// What is to be read soon: vectors of as many neighbouring tokens. Asked for one by one, between
+/// the work on others: a burst of prefetches waits for the memory like loads do.
+struct Ahead {
+  std::byte const* bytes;  ///< null: nothing
+  std::int64_t stride;
+  std::int64_t vector_bytes;
+
+  [[gnu::always_inline]] inline void fetch(std::int64_t token) const {
+    if (bytes == nullptr) return;
+    for (std::int64_t b = 0; b < vector_bytes; b += 64) {
+      __builtin_prefetch(bytes + token * stride + b, 0, 2);
+    }
+  }
+};
+
 /// Neighbouring tokens of one block, as f32.
 struct Chunk {
   float const* x;
   std::int64_t stride;  ///< floats
+  Ahead ahead;          ///< for who goes through the tokens first
 };
+
+/// For sums, where all NaN are alike.
+template <Element element>
+[[gnu::always_inline]] inline void decode_for_sums(std::byte const* in, std::int64_t dim,
+                                                   AffineScale scale, float* x) {
+  std::int64_t i = 0;
+#if defined(__F16C__)
+  if constexpr (element == Element::f16) {
+    for (; i + 8 <= dim; i += 8) {
+      __m128i const halves = _mm_loadu_si128(reinterpret_cast<__m128i const*>(in + 2 * i));
+      _mm256_storeu_ps(x + i, _mm256_cvtph_ps(halves));
+    }
+    if (i == dim) return;
+    in += 2 * i;
+  }
+#endif
+  Decode<element, Element::f32>::run(in, dim - i, scale, reinterpret_cast<std::byte*>(x + i));
+}
 
 template <Element element>
 [[gnu::noinline]] void decode_chunk(HeadTensor const& t, std::byte const* bytes, float const* scale,
-                                    std::int64_t count, float* out) {
+                                    std::int64_t count, Ahead ahead, float* out) {
   std::int64_t const width = padded(t.dim);
   for (std::int64_t i = 0; i < count; ++i) {
+    ahead.fetch(i);
     AffineScale s{1.0F, 0.0F};
     if constexpr (!quant::is_unscaled(element)) s.scale = scale[i * t.scale_token_stride];
     if constexpr (quant::has_zero(element)) s.zero = scale[i * t.scale_token_stride + 1];
     float* const row = out + i * width;
-    Decode<element, Element::f32>::run(bytes + i * t.token_stride, t.dim, s,
-                                       reinterpret_cast<std::byte*>(row));
+    decode_for_sums<element>(bytes + i * t.token_stride, t.dim, s, row);
     for (std::int64_t d = t.dim; d < width; ++d) row[d] = 0.0F;
   }
 }
 
 [[gnu::always_inline]] inline Chunk chunk_of(HeadTensor const& t, std::int64_t block,
-                                             std::int64_t offset, std::int64_t count,
+                                             std::int64_t offset, std::int64_t count, Ahead ahead,
                                              float* buffer) {
   std::byte const* const bytes = t.data + block * t.block_stride + offset * t.token_stride;
   float const* const scale =
@@ -55,20 +89,24 @@ template <Element element>
   bool const in_place = t.element == static_cast<std::int32_t>(Element::f32) &&
                         t.dim % lanes_of_floats == 0 && t.token_stride % 4 == 0 &&
                         reinterpret_cast<std::uintptr_t>(bytes) % alignof(float) == 0;
-  if (in_place) return {reinterpret_cast<float const*>(bytes), t.token_stride / 4};
+  if (in_place) return {reinterpret_cast<float const*>(bytes), t.token_stride / 4, ahead};
   switch (static_cast<Element>(t.element)) {
-    case Element::f32: decode_chunk<Element::f32>(t, bytes, scale, count, buffer); break;
-    case Element::f16: decode_chunk<Element::f16>(t, bytes, scale, count, buffer); break;
-    case Element::bf16: decode_chunk<Element::bf16>(t, bytes, scale, count, buffer); break;
-    case Element::fp8_e4m3: decode_chunk<Element::fp8_e4m3>(t, bytes, scale, count, buffer); break;
-    case Element::fp8_e5m2: decode_chunk<Element::fp8_e5m2>(t, bytes, scale, count, buffer); break;
-    case Element::int8: decode_chunk<Element::int8>(t, bytes, scale, count, buffer); break;
-    case Element::int8_asym:
-      decode_chunk<Element::int8_asym>(t, bytes, scale, count, buffer);
+    case Element::f32: decode_chunk<Element::f32>(t, bytes, scale, count, ahead, buffer); break;
+    case Element::f16: decode_chunk<Element::f16>(t, bytes, scale, count, ahead, buffer); break;
+    case Element::bf16: decode_chunk<Element::bf16>(t, bytes, scale, count, ahead, buffer); break;
+    case Element::fp8_e4m3:
+      decode_chunk<Element::fp8_e4m3>(t, bytes, scale, count, ahead, buffer);
       break;
-    case Element::int4: decode_chunk<Element::int4>(t, bytes, scale, count, buffer); break;
+    case Element::fp8_e5m2:
+      decode_chunk<Element::fp8_e5m2>(t, bytes, scale, count, ahead, buffer);
+      break;
+    case Element::int8: decode_chunk<Element::int8>(t, bytes, scale, count, ahead, buffer); break;
+    case Element::int8_asym:
+      decode_chunk<Element::int8_asym>(t, bytes, scale, count, ahead, buffer);
+      break;
+    case Element::int4: decode_chunk<Element::int4>(t, bytes, scale, count, ahead, buffer); break;
   }
-  return {buffer, padded(t.dim)};
+  return {buffer, padded(t.dim), {}};
 }
 
 // ---- sums ---------------------------------------------------------------------------------------
@@ -128,6 +166,7 @@ template <Element element>
                                              float* scores) {
   Floats sums[chunk_tokens] = {};
   for (std::int64_t t = first; t < end; ++t) {
+    chunk.ahead.fetch(t);
     float const* const k = chunk.x + t * chunk.stride;
     Floats sum = {};
     for (std::int64_t d = 0; d < width; d += lanes_of_floats) sum += at(q + d) * at(k + d);
@@ -145,6 +184,7 @@ template <int count>
   Floats sums[count];
   for (int i = 0; i < count; ++i) sums[i] = at(acc + i * lanes_of_floats);
   for (std::int64_t t = first; t < end; ++t) {
+    chunk.ahead.fetch(t);
     float const* const v = chunk.x + t * chunk.stride;
     float const weight = weights[t];
     for (int i = 0; i < count; ++i) sums[i] += weight * at(v + i * lanes_of_floats);
@@ -157,13 +197,16 @@ template <int count>
                                               std::int64_t end, std::int64_t width, float* acc) {
   std::int64_t d = 0;
   for (; d + 8 * lanes_of_floats <= width; d += 8 * lanes_of_floats) {
-    accumulate<8>({chunk.x + d, chunk.stride}, weights, first, end, acc + d);
+    accumulate<8>({chunk.x + d, chunk.stride, d == 0 ? chunk.ahead : Ahead{}}, weights, first, end,
+                  acc + d);
   }
   for (; d + 4 * lanes_of_floats <= width; d += 4 * lanes_of_floats) {
-    accumulate<4>({chunk.x + d, chunk.stride}, weights, first, end, acc + d);
+    accumulate<4>({chunk.x + d, chunk.stride, d == 0 ? chunk.ahead : Ahead{}}, weights, first, end,
+                  acc + d);
   }
   for (; d < width; d += lanes_of_floats) {
-    accumulate<1>({chunk.x + d, chunk.stride}, weights, first, end, acc + d);
+    accumulate<1>({chunk.x + d, chunk.stride, d == 0 ? chunk.ahead : Ahead{}}, weights, first, end,
+                  acc + d);
   }
 }
 
@@ -193,39 +236,48 @@ template <int count>
 
 // ---- the tile -----------------------------------------------------------------------------------
 
-/// Hints for the vectors one block further on.
-[[gnu::always_inline]] inline void prefetch(HeadTensor const& t, std::int64_t block,
-                                            std::int64_t offset, std::int64_t count,
-                                            std::int64_t vector_bytes) {
-  std::byte const* const bytes = t.data + block * t.block_stride + offset * t.token_stride;
-  for (std::int64_t i = 0; i < count; ++i) {
-    for (std::int64_t b = 0; b < vector_bytes; b += 64) {
-      __builtin_prefetch(bytes + i * t.token_stride + b);
-    }
-  }
+/// How far ahead memory is asked for: to the second level cache, which has room. To the first one
+/// the same prefetches bring little (docs/performance-data.md).
+constexpr std::int64_t bytes_ahead = 65536;
+
+[[gnu::always_inline]] inline std::int64_t bytes_of_vector(HeadTensor const& t) {
+  constexpr std::int8_t bits[] = {32, 16, 16, 8, 8, 8, 8, 4};
+  return (std::int64_t{t.dim} * bits[t.element] + 7) / 8;
+}
+
+/// Tokens from `position` on, as they will be read: behind the K of a tile comes its V, behind
+/// that the K of the next one.
+[[gnu::always_inline]] inline Ahead ahead_of(TileArgs const& a, bool is_k, std::int64_t position,
+                                             std::int64_t begin, std::int64_t end) {
+  HeadTensor const& t = is_k == (position < end) ? a.k : a.v;
+  if (is_k && position >= end) position = begin + (position - end);
+  if (position >= a.sequence_end) return {};
+  std::int64_t const block = a.table[position / a.block_tokens];
+  return {t.data + block * t.block_stride + position % a.block_tokens * t.token_stride,
+          t.token_stride, bytes_of_vector(t)};
 }
 
 /// Calls visit(chunk, position of its first token in the tile, tokens) for the tile's positions
-/// begin .. end - 1.
+/// begin .. end - 1 of K, or of V.
 template <class Visit>
-[[gnu::always_inline]] inline void for_each_chunk(TileArgs const& a, HeadTensor const& t,
-                                                  std::int64_t begin, std::int64_t end,
-                                                  float* buffer, Visit visit) {
-  constexpr std::int8_t bits[] = {32, 16, 16, 8, 8, 8, 8, 4};
-  std::int64_t const vector_bytes = (std::int64_t{t.dim} * bits[t.element] + 7) / 8;
+[[gnu::always_inline]] inline void for_each_chunk(TileArgs const& a, bool is_k, std::int64_t begin,
+                                                  std::int64_t end, float* buffer, Visit visit) {
+  HeadTensor const& t = is_k ? a.k : a.v;
   std::int64_t const fitting = chunk_floats / padded(t.dim);
   std::int64_t const most = fitting < chunk_tokens ? fitting : chunk_tokens;
+  // Whole blocks, so that the tokens asked for lie in one block too.
+  std::int64_t const block_bytes = a.block_tokens * bytes_of_vector(t);
+  std::int64_t const blocks = (bytes_ahead + block_bytes - 1) / block_bytes;
+  std::int64_t const tile_blocks = (tile_tokens + a.block_tokens - 1) / a.block_tokens;
+  std::int64_t const distance = (blocks < tile_blocks ? blocks : tile_blocks) * a.block_tokens;
   std::int64_t column = begin / a.block_tokens;
   std::int64_t offset = begin % a.block_tokens;
   for (std::int64_t p = begin; p < end;) {
     std::int64_t count = a.block_tokens - offset;
     count = count < most ? count : most;
     count = count < end - p ? count : end - p;
-    // The next block's tokens at the same offsets come that much later.
-    if (p + a.block_tokens < end) {
-      prefetch(t, a.table[column + 1], offset, count, vector_bytes);
-    }
-    visit(chunk_of(t, a.table[column], offset, count, buffer), p - a.tile_begin, count);
+    Ahead const ahead = ahead_of(a, is_k, p + distance, begin, end);
+    visit(chunk_of(t, a.table[column], offset, count, ahead, buffer), p - a.tile_begin, count);
     p += count;
     offset += count;
     if (offset == a.block_tokens) {
@@ -260,13 +312,14 @@ void attend_tile(TileArgs& a) {
   if (begin >= end) return;
 
   std::int64_t const k_width = padded(a.k.dim);
-  for_each_chunk(a, a.k, begin, end, buffer,
+  for_each_chunk(a, true, begin, end, buffer,
                  [&](Chunk chunk, std::int64_t at_tile, std::int64_t count) {
                    for (int lane = 0; lane < a.num_lanes; ++lane) {
                      auto const seen = overlap(a, lane, at_tile, count);
                      if (seen.first >= seen.end) continue;
                      scores_of(chunk, a.q + lane * a.q_stride, k_width, seen.first, seen.end,
                                a.softmax_scale, weights[lane] + at_tile);
+                     chunk.ahead = {};
                    }
                  });
 
@@ -278,13 +331,14 @@ void attend_tile(TileArgs& a) {
     float* const acc = a.acc + lane * a.acc_stride;
     for (std::int64_t d = 0; d < v_width; ++d) acc[d] = 0.0F;
   }
-  for_each_chunk(a, a.v, begin, end, buffer,
+  for_each_chunk(a, false, begin, end, buffer,
                  [&](Chunk chunk, std::int64_t at_tile, std::int64_t count) {
                    for (int lane = 0; lane < a.num_lanes; ++lane) {
                      auto const seen = overlap(a, lane, at_tile, count);
                      if (seen.first >= seen.end) continue;
                      accumulate(chunk, weights[lane] + at_tile, seen.first, seen.end, v_width,
                                 a.acc + lane * a.acc_stride);
+                     chunk.ahead = {};
                    }
                  });
 }

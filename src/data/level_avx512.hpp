@@ -90,25 +90,42 @@ template <Element element>
   return _mm512_add_epi32(_mm512_castps_si512(sum), _mm512_srli_epi32(base, Fp8::shift));
 }
 
+/// Words 0 to 255, 64 of them in order, as bytes.
+[[gnu::always_inline]] inline void store_bytes(__m512i first, __m512i second, std::byte* out) {
+  __m512i const by_lane = _mm512_packus_epi16(first, second);
+  __m512i const order = _mm512_set_epi64(7, 5, 3, 1, 6, 4, 2, 0);
+  _mm512_storeu_si512(out, _mm512_permutexvar_epi64(order, by_lane));
+}
+
 template <Element row, Element element>
 struct EncodeFp8 {
+  static constexpr std::int64_t row_bytes = sizeof(typename Codec<row>::Code);
+
+  /// 32 codes as words.
+  [[gnu::always_inline]] static inline __m512i codes(std::byte const* in, __m512 factor,
+                                                     std::uint32_t& any_nan) {
+    Row32<row> const x(in);
+    __m512 const a = _mm512_mul_ps(x.a, factor);
+    __m512 const b = _mm512_mul_ps(x.b, factor);
+    any_nan |= _mm512_cmp_ps_mask(a, b, _CMP_UNORD_Q);
+    __m512i const words = Row32<row>::words(fp8_magnitudes<element>(a), fp8_magnitudes<element>(b));
+    return _mm512_ternarylogic_epi32(_mm512_set1_epi16(0x7F), words, _mm512_srli_epi16(x.signs, 8),
+                                     0xCA);  // 0x7F ? words : signs
+  }
+
   static void run(std::byte const* in, std::int64_t dim, quant::InverseScale inv, float zero,
                   std::byte* out) {
-    constexpr std::int64_t row_bytes = sizeof(typename Codec<row>::Code);
     std::int64_t const whole = inv.value > 0.0F ? dim / 32 * 32 : 0;
     __m512 const factor = _mm512_set1_ps(inv.value);
-    __m512i const sign_bit = _mm512_set1_epi16(0x80);
     std::uint32_t any_nan = 0;
-    for (std::int64_t i = 0; i < whole; i += 32) {
-      Row32<row> const x(in + i * row_bytes);
-      __m512 const a = _mm512_mul_ps(x.a, factor);
-      __m512 const b = _mm512_mul_ps(x.b, factor);
-      any_nan |= _mm512_cmp_ps_mask(a, b, _CMP_UNORD_Q);
-      __m512i const words =
-          Row32<row>::words(fp8_magnitudes<element>(a), fp8_magnitudes<element>(b));
-      __m512i const codes = _mm512_ternarylogic_epi32(sign_bit, _mm512_srli_epi16(x.signs, 8),
-                                                      words, 0xCA);  // sign_bit ? signs : words
-      _mm256_storeu_si256(reinterpret_cast<__m256i*>(out + i), _mm512_cvtepi16_epi8(codes));
+    std::int64_t i = 0;
+    for (; i + 64 <= whole; i += 64) {
+      __m512i const first = codes(in + i * row_bytes, factor, any_nan);
+      store_bytes(first, codes(in + (i + 32) * row_bytes, factor, any_nan), out + i);
+    }
+    if (i < whole) {
+      __m512i const last = codes(in + i * row_bytes, factor, any_nan);
+      _mm256_storeu_si256(reinterpret_cast<__m256i*>(out + i), _mm512_cvtepi16_epi8(last));
     }
     std::int64_t const done = any_nan == 0 ? whole : 0;
     if (done == dim) return;
@@ -120,27 +137,46 @@ struct Encode<row, Element::fp8_e4m3> : EncodeFp8<row, Element::fp8_e4m3> {};
 template <Element row>
 struct Encode<row, Element::fp8_e5m2> : EncodeFp8<row, Element::fp8_e5m2> {};
 
+/// The rounding conversion gives INT32_MIN for NaN and for what is too large; packing saturates the
+/// rest. A word of INT16_MIN may be any of these and sends the vector to the plain loop.
 template <Element row>
 struct Encode<row, Element::int8> {
+  static constexpr std::int64_t row_bytes = sizeof(typename Codec<row>::Code);
+
+  /// In each lane of 128 bits: four of the row's first vector, then four of its second.
+  [[gnu::always_inline]] static inline __m512i words(std::byte const* in, __m512 factor) {
+    Row32<row> const x(in);
+    return _mm512_packs_epi32(_mm512_cvtps_epi32(_mm512_mul_ps(x.a, factor)),
+                              _mm512_cvtps_epi32(_mm512_mul_ps(x.b, factor)));
+  }
+  [[gnu::always_inline]] static inline __m512i in_order(__m512i bytes) {
+    if constexpr (row == Element::bf16) {
+      // Even and odd numbers of a lane, then lanes of the two halves.
+      __m512i const woven =
+          _mm512_shuffle_epi8(bytes, _mm512_broadcast_i32x4(_mm_set_epi8(
+                                         15, 11, 14, 10, 13, 9, 12, 8, 7, 3, 6, 2, 5, 1, 4, 0)));
+      return _mm512_permutexvar_epi64(_mm512_set_epi64(7, 5, 3, 1, 6, 4, 2, 0), woven);
+    } else {
+      return _mm512_permutexvar_epi32(
+          _mm512_set_epi32(15, 11, 7, 3, 14, 10, 6, 2, 13, 9, 5, 1, 12, 8, 4, 0), bytes);
+    }
+  }
+
   static void run(std::byte const* in, std::int64_t dim, quant::InverseScale inv, float zero,
                   std::byte* out) {
-    constexpr std::int64_t row_bytes = sizeof(typename Codec<row>::Code);
-    std::int64_t const whole = dim / 32 * 32;
+    std::int64_t const whole = dim / 64 * 64;
     __m512 const factor = _mm512_set1_ps(inv.value);
-    __m512 const largest = _mm512_set1_ps(quant::max_int8);
-    __m512 const rounder = _mm512_set1_ps(12582912.0F);  // 1.5 * 2^23, as detail::nearest
-    std::uint32_t any_nan = 0;
-    for (std::int64_t i = 0; i < whole; i += 32) {
-      Row32<row> const x(in + i * row_bytes);
-      __m512 const a = _mm512_mul_ps(x.a, factor);
-      __m512 const b = _mm512_mul_ps(x.b, factor);
-      any_nan |= _mm512_cmp_ps_mask(a, b, _CMP_UNORD_Q);
-      __m512 const ra = _mm512_add_ps(_mm512_range_ps(a, largest, range_min_abs), rounder);
-      __m512 const rb = _mm512_add_ps(_mm512_range_ps(b, largest, range_min_abs), rounder);
-      __m512i const words = Row32<row>::words(_mm512_castps_si512(ra), _mm512_castps_si512(rb));
-      _mm256_storeu_si256(reinterpret_cast<__m256i*>(out + i), _mm512_cvtepi16_epi8(words));
+    __m512i const lowest = _mm512_set1_epi8(-127);
+    __m512i smallest = _mm512_setzero_si512();
+    for (std::int64_t i = 0; i < whole; i += 64) {
+      __m512i const first = words(in + i * row_bytes, factor);
+      __m512i const second = words(in + (i + 32) * row_bytes, factor);
+      smallest = _mm512_min_epi16(smallest, _mm512_min_epi16(first, second));
+      __m512i const bytes = _mm512_max_epi8(_mm512_packs_epi16(first, second), lowest);
+      _mm512_storeu_si512(out + i, in_order(bytes));
     }
-    std::int64_t const done = any_nan == 0 ? whole : 0;
+    bool const is_plain = _mm512_cmpeq_epi16_mask(smallest, _mm512_set1_epi16(INT16_MIN)) != 0;
+    std::int64_t const done = is_plain ? 0 : whole;
     if (done == dim) return;
     encode_plain<row, Element::int8>(in + done * row_bytes, dim - done, inv, zero, out + done);
   }

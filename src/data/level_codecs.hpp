@@ -7,12 +7,12 @@
 PAGEDKV_NAMESPACE_BEGIN
 namespace {
 
+using cpu::tile_tokens;
 using ::pagedkv::cpu::HeadTensor;
 using ::pagedkv::cpu::Kernels;
 using ::pagedkv::cpu::max_lanes;
 using ::pagedkv::cpu::TileArgs;
 using ::pagedkv::cpu::VectorsArgs;
-using cpu::tile_tokens;
 using quant::AffineScale;
 using quant::Codec;
 
@@ -40,29 +40,68 @@ using Stored = typename AnyAddress<typename Codec<element>::Code>::Type;
 
 // ---- the largest number -------------------------------------------------------------------------
 
-/// Finite magnitudes order like their bits.
+/// 64 bytes of integers, at any address.
+template <class T>
+struct Vector64 {
+  typedef T Type __attribute__((vector_size(64)));
+  typedef T Anywhere __attribute__((vector_size(64), aligned(1), may_alias));
+};
+
+template <class T>
+[[gnu::always_inline]] inline T largest_of(typename Vector64<T>::Type v) {
+  constexpr int count = 64 / sizeof(T);
+  T x[count];
+  __builtin_memcpy(x, &v, sizeof x);
+  for (int half = count / 2; half > 0; half /= 2) {
+    for (int i = 0; i < half; ++i) x[i] = x[i] > x[i + half] ? x[i] : x[i + half];
+  }
+  return x[0];
+}
+#if defined(__AVX2__)
+template <>
+[[gnu::always_inline]] inline std::int16_t largest_of<std::int16_t>(
+    typename Vector64<std::int16_t>::Type v) {
+  __m256i halves[2];
+  __builtin_memcpy(halves, &v, sizeof v);
+  __m256i const of16 = _mm256_max_epi16(halves[0], halves[1]);
+  __m128i const of8 =
+      _mm_max_epi16(_mm256_castsi256_si128(of16), _mm256_extracti128_si256(of16, 1));
+  // There is an instruction for the smallest of 8; none is negative.
+  __m128i const all = _mm_set1_epi16(0x7FFF);
+  __m128i const smallest = _mm_minpos_epu16(_mm_xor_si128(of8, all));
+  return static_cast<std::int16_t>(_mm_cvtsi128_si32(smallest) ^ 0x7FFF);
+}
+#endif
+
+/// Finite magnitudes order like their bits, which are never negative.
 template <Element row>
 [[gnu::always_inline]] inline std::uint32_t amax_bits(std::byte const* in, std::int64_t dim) {
   using Code = typename Codec<row>::Code;
-  auto const* const x = reinterpret_cast<Stored<row> const*>(in);
-  if constexpr (sizeof(Code) == 2) {
-    constexpr std::uint16_t infinite = row == Element::f16 ? 0x7C00 : 0x7F80;
-    std::uint16_t largest = 0;
-    for (std::int64_t i = 0; i < dim; ++i) {
-      auto const magnitude = static_cast<std::uint16_t>(x[i] & 0x7FFF);
-      auto const finite = magnitude < infinite ? magnitude : std::uint16_t{0};
-      largest = finite > largest ? finite : largest;
-    }
-    return largest;
-  } else {
-    std::uint32_t largest = 0;
-    for (std::int64_t i = 0; i < dim; ++i) {
-      std::uint32_t const magnitude = quant::detail::bits_of(x[i]) & 0x7FFF'FFFFU;
-      std::uint32_t const finite = magnitude < 0x7F80'0000U ? magnitude : 0U;
-      largest = finite > largest ? finite : largest;
-    }
-    return largest;
+  using Signed = std::conditional_t<sizeof(Code) == 2, std::int16_t, std::int32_t>;
+  using V = typename Vector64<Signed>::Type;
+  using Anywhere = typename Vector64<Signed>::Anywhere;
+  constexpr Signed infinite = row == Element::f32   ? static_cast<Signed>(0x7F80'0000)
+                              : row == Element::f16 ? static_cast<Signed>(0x7C00)
+                                                    : static_cast<Signed>(0x7F80);
+  constexpr Signed magnitude_bits =
+      sizeof(Code) == 2 ? static_cast<Signed>(0x7FFF) : static_cast<Signed>(0x7FFF'FFFF);
+  constexpr std::int64_t count = 64 / sizeof(Code);
+  V largest = {};
+  std::int64_t i = 0;
+  for (; i + count <= dim; i += count) {
+    V const bits = *reinterpret_cast<Anywhere const*>(in + i * std::int64_t{sizeof(Code)});
+    V const magnitude = bits & magnitude_bits;
+    V const finite = magnitude & (magnitude < infinite);
+    largest = finite > largest ? finite : largest;
   }
+  Signed result = largest_of<Signed>(largest);
+  for (; i < dim; ++i) {
+    Signed bits;
+    __builtin_memcpy(&bits, in + i * std::int64_t{sizeof(Code)}, sizeof bits);
+    auto const magnitude = static_cast<Signed>(bits & magnitude_bits);
+    if (magnitude < infinite && magnitude > result) result = magnitude;
+  }
+  return static_cast<std::uint32_t>(result);
 }
 template <Element row>
 [[gnu::always_inline]] inline float amax_of(std::byte const* in, std::int64_t dim) {
@@ -230,14 +269,46 @@ void store(VectorsArgs const& args) {
   });
 }
 
+/// Symmetric: the scales of some heads first, so that their chains of a maximum and a division
+/// overlap.
+template <Element row, Element element>
+[[gnu::always_inline]] inline void store_symmetric(VectorsArgs const& a) {
+  constexpr std::int64_t at_once = 8;
+  for (std::int64_t t = 0; t < a.num_tokens; ++t) {
+    for (std::int64_t first = 0; first < a.num_heads; first += at_once) {
+      std::int64_t const left = a.num_heads - first;
+      std::int64_t const count = left < at_once ? left : at_once;
+      std::byte const* const in = a.in + t * a.in_token_stride + first * a.in_head_stride;
+      std::byte* const out = a.out + t * a.out_token_stride + first * a.out_head_stride;
+      float* const scales = a.scales + t * a.scale_token_stride + first * a.scale_head_stride;
+      quant::InverseScale inv[at_once];
+      for (std::int64_t h = 0; h < count; ++h) {
+        // quant::dynamic_scale with one division.
+        float const amax = amax_of<row>(in + h * a.in_head_stride, a.dim);
+        float const scale = amax * (1.0F / quant::largest_code(element));
+        inv[h] = quant::inverse({scale});
+        scales[h * a.scale_head_stride] = inv[h].value == 0.0F ? 0.0F : scale;
+      }
+      for (std::int64_t h = 0; h < count; ++h) {
+        Encode<row, element>::run(in + h * a.in_head_stride, a.dim, inv[h], 0.0F,
+                                  out + h * a.out_head_stride);
+      }
+    }
+  }
+}
+
 template <Element row, Element element>
 void store_dynamic(VectorsArgs const& a) {
-  for_each_vector(a, [&](std::byte const* in, std::byte* out, float* scale) {
-    AffineScale const made = scale_of<row, element>(in, a.dim);
-    scale[0] = made.scale;
-    if constexpr (quant::has_zero(element)) scale[1] = made.zero;
-    Encode<row, element>::run(in, a.dim, quant::inverse({made.scale}), made.zero, out);
-  });
+  if constexpr (!quant::is_unscaled(element) && !quant::has_zero(element)) {
+    store_symmetric<row, element>(a);
+  } else {
+    for_each_vector(a, [&](std::byte const* in, std::byte* out, float* scale) {
+      AffineScale const made = scale_of<row, element>(in, a.dim);
+      scale[0] = made.scale;
+      if constexpr (quant::has_zero(element)) scale[1] = made.zero;
+      Encode<row, element>::run(in, a.dim, quant::inverse({made.scale}), made.zero, out);
+    });
+  }
 }
 
 template <Element element, Element row>

@@ -21,6 +21,7 @@
 #include <pagedkv/data/kv_view.hpp>
 #include <pagedkv/detail/lazy_array.hpp>
 #include <pagedkv/model/geometry.hpp>
+#include <pagedkv/quant/scale_set.hpp>
 #include <pagedkv/version.hpp>
 
 PAGEDKV_NAMESPACE_BEGIN
@@ -36,11 +37,8 @@ struct KvLayout {
 };
 
 /// Calibrated scales of one layer: one number for `per_tensor`, one a KV head for `per_head`, none
-/// for every other granularity.
-struct StaticScales {
-  std::vector<float> k{};
-  std::vector<float> v{};
-};
+/// for every other granularity. A `quant::ScaleSet` holds them as `layers`.
+using StaticScales = quant::LayerScales;
 
 /// Owns the memory. Move-only; moving keeps addresses, so views stay valid.
 class KvStorage {

@@ -12,11 +12,29 @@ namespace {
 
 std::size_t at(std::int32_t n) { return static_cast<std::size_t>(n); }
 
+int matrix_threads = 1;
+
+/// Below so many rows the weights are read from memory once for all, and no time is spent on
+/// packing them: decodes of a few requests run up to twice as fast.
+constexpr std::size_t few_rows = 8;
+
 /// out [rows, n] = x [rows, k] * transposed w [n, k] + add * out.
 void product(float const* x, std::size_t rows, float const* w, std::int32_t n, std::int32_t k,
              float* out, std::int32_t x_stride, float add = 0.0F) {
-  cblas_sgemm(CblasRowMajor, CblasNoTrans, CblasTrans, static_cast<blasint>(rows), n, k, 1.0F, x,
-              x_stride, w, k, add, out, n);
+  if (rows >= few_rows) {
+    cblas_sgemm(CblasRowMajor, CblasNoTrans, CblasTrans, static_cast<blasint>(rows), n, k, 1.0F, x,
+                x_stride, w, k, add, out, n);
+    return;
+  }
+  // As much of the weights as stays in the cache, for one row after the other.
+  std::int32_t const part = rows == 1 ? n : std::max(1, (1 << 18) / k);
+  for (std::int32_t first = 0; first < n; first += part) {
+    for (std::size_t row = 0; row < rows; ++row) {
+      cblas_sgemv(CblasRowMajor, CblasNoTrans, std::min(part, n - first), k, 1.0F,
+                  w + at(first) * at(k), k, x + row * at(x_stride), 1, add,
+                  out + row * at(n) + at(first), 1);
+    }
+  }
 }
 
 /// x / sqrt(mean of squares + epsilon) * weight, element by element.
@@ -32,9 +50,15 @@ float silu(float x) { return x / (1.0F + std::exp(-x)); }
 
 }  // namespace
 
-void set_matrix_threads(int threads) { openblas_set_num_threads(std::max(threads, 1)); }
+void set_matrix_threads(int threads) {
+  matrix_threads = std::max(threads, 1);
+  openblas_set_num_threads(matrix_threads);
+}
 
-Forward::Forward(Model const& model) : model_(model), rope_(model.config) {}
+Forward::Forward(Model const& model) : model_(model), rope_(model.config) {
+  // OpenBLAS takes all processors by itself.
+  openblas_set_num_threads(matrix_threads);
+}
 
 std::span<float const> Forward::run(std::span<std::int32_t const> tokens,
                                     std::span<std::int32_t const> positions, Attention& attention,

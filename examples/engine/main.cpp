@@ -9,6 +9,7 @@
 #include <map>
 #include <optional>
 #include <pagedkv/observe/prometheus.hpp>
+#include <pagedkv/quant/scale_file.hpp>
 
 #include "engine.hpp"
 #include "load_model.hpp"
@@ -116,10 +117,24 @@ bool is_static(kv::KvFormat format) {
          format.granularity == kv::Granularity::per_head;
 }
 
-void read_scales(Arguments const& a, kv::KvFormat format, engine::ModelConfig const& config,
+/// The scales of a static granularity; nothing of another.
+void read_scales(Arguments const& a, kv::KvFormat format, kv::Geometry const& geometry,
                  engine::EngineOptions& options) {
-  (void)config;
-  (void)options;
+  if (!is_static(format)) return;
+  auto const loaded = kv::quant::load_scales(a.scales, geometry);
+  bool const a_head = format.granularity == kv::Granularity::per_head;
+  auto const heads = static_cast<std::size_t>(geometry.num_kv_heads);
+  // One number of a layer serves all of its heads.
+  auto const spread = [&](std::vector<float> scales) {
+    if (a_head && scales.size() == 1) scales.resize(heads, scales.front());
+    return scales;
+  };
+  for (auto const& layer : loaded.scales.layers) {
+    options.static_scales.push_back({spread(layer.k), spread(layer.v)});
+  }
+}
+
+void check_scales(Arguments const& a, kv::KvFormat format) {
   if (is_static(format) && a.scales.empty()) {
     throw CLI::ValidationError(
         "--scales", kv::to_string(format) +
@@ -150,8 +165,8 @@ engine::EngineOptions engine_options(Arguments const& a, engine::ModelConfig con
   std::int32_t const tokens = a.max_num_batched_tokens.value_or(std::max(512, seqs));
   options.limits.max_num_batched_tokens = tokens;
   options.limits.max_num_seqs = a.max_num_seqs ? seqs : std::min(seqs, tokens);
-  read_scales(a, format, config, options);
   auto const geometry = engine::geometry_of(config, options.format, options.block_tokens);
+  read_scales(a, format, geometry, options);
   options.num_blocks = a.blocks.value_or(default_blocks(config, geometry, options.limits));
   return options;
 }
@@ -265,6 +280,7 @@ void write_metrics(std::string const& path, engine::Engine const& engine, kv::Kv
 int run(Arguments const& a) {
   // What can be wrong with options is told before a model is loaded.
   kv::KvFormat const format = format_of(a);
+  check_scales(a, format);
   engine::set_matrix_threads(a.threads);
   auto const loaded = engine::load_model(a.model, a.tokenizer);
   auto const& config = loaded.model.config;

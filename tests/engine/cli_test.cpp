@@ -1,0 +1,198 @@
+// SPDX-License-Identifier: Apache-2.0
+/// \file
+/// pagedkv-engine as its users see it.
+#include <fmt/format.h>
+
+#include <nlohmann/json.hpp>
+#include <sstream>
+
+#include "engine_helpers.hpp"
+#include "gguf_writer.hpp"
+#include "run_program.hpp"
+
+namespace {
+
+namespace kv = pagedkv;
+using kv::testing::contains_text;
+using Json = nlohmann::json;
+
+/// A random model with a byte-level tokenizer of 61 pieces in a GGUF file.
+struct Fixture {
+  kv::testing::TemporaryFolder folder;
+  engine::Model model = engine::random_model(testing::tiny_config(), 21);
+
+  Fixture() {
+    auto writer = testing::gguf_metadata(model.config);
+    std::vector<std::string> tokens = {"<end>"};
+    for (char c = 'A'; c < 'A' + 60; ++c) tokens.emplace_back(1, c);
+    std::vector<std::int32_t> kinds(61, 1);
+    kinds[0] = 3;
+    writer.text("tokenizer.ggml.model", "gpt2").texts("tokenizer.ggml.tokens", tokens);
+    writer.integers("tokenizer.ggml.token_type", kinds).texts("tokenizer.ggml.merges", {});
+    writer.count("tokenizer.ggml.eos_token_id", 0);
+    testing::add_tensors(writer, model);
+    testing::write_file(folder.file("model.gguf"), writer.bytes());
+  }
+
+  /// Runs with these request lines; more options behind.
+  kv::testing::ProgramResult run(std::string const& lines, std::string const& more = {}) {
+    testing::write_file(folder.file("r.jsonl"), lines);
+    return kv::testing::run_program(
+        "pagedkv-engine",
+        fmt::format("--model '{}' --requests '{}' --output '{}' {}", folder.file("model.gguf"),
+                    folder.file("r.jsonl"), folder.file("o.jsonl"), more));
+  }
+  /// The answers by id (and sample).
+  [[nodiscard]] std::map<std::string, Json> answers() const {
+    std::map<std::string, Json> all;
+    std::istringstream text(kv::testing::read_file(folder.file("o.jsonl")));
+    for (std::string line; std::getline(text, line);) {
+      auto const answer = Json::parse(line);
+      auto key = answer["id"].dump();
+      if (answer.contains("index")) key = fmt::format("{}.{}", key, answer["index"].dump());
+      all[key] = answer;
+    }
+    return all;
+  }
+  [[nodiscard]] std::vector<std::int32_t> expected(std::vector<std::int32_t> const& prompt,
+                                                   std::int32_t max_tokens,
+                                                   std::vector<std::int32_t> const& stop) const {
+    return engine::greedy_reference(model, prompt, max_tokens, stop);
+  }
+};
+
+TEST_CASE("answers have the fields that are promised, and the reference's ids") {
+  Fixture f;
+  auto const result = f.run(
+      R"({"id": "text", "prompt": "HELLO", "max_tokens": 9}
+{"id": 7, "prompt_ids": [3, 5, 8], "max_tokens": 6, "stop_ids": []}
+
+{"id": "many", "prompt": "ABC", "n": 2, "max_tokens": 3, "temperature": 0}
+{"id": "context", "prompt_ids": [1, 2], "max_tokens": 1000, "stop_ids": []}
+)",
+      "--kv-format f32");
+  INFO(result.out << result.err);
+  REQUIRE(result.status == 0);
+  auto const answers = f.answers();
+  REQUIRE(answers.size() == 5);
+  auto const& text = answers.at("\"text\"");
+  CHECK(text["prompt_ids"] == Json({8, 5, 12, 12, 15}));
+  auto const ids = f.expected({8, 5, 12, 12, 15}, 9, {0});
+  CHECK(text["output_ids"] == Json(ids));
+  std::string spelled;
+  for (auto const id : ids) spelled += static_cast<char>('A' + id - 1);
+  CHECK(text["text"] == spelled);
+  CHECK(text["cached_tokens"] == 0);
+  CHECK(text["preempted"] == 0);
+  CHECK(text.size() == 6);
+  CHECK(answers.at("7")["output_ids"] == Json(f.expected({3, 5, 8}, 6, {})));
+  CHECK(answers.at("\"many\".0")["output_ids"] == answers.at("\"many\".1")["output_ids"]);
+  CHECK(answers.at("\"context\"")["output_ids"].size() == 94);
+  for (char const* word :
+       {"tokens/s", "usage", "prefix hits", "KV bytes/token", "time in pagedkv"}) {
+    CHECK_THAT(result.out, contains_text(word));
+  }
+}
+
+TEST_CASE("a small pool preempts, gives the same ids and says so") {
+  Fixture f;
+  std::string lines;
+  for (int i = 0; i < 12; ++i) {
+    lines +=
+        fmt::format(R"({{"id": {}, "prompt_ids": [{}, 4, 9], "max_tokens": 40, "stop_ids": []}})"
+                    "\n",
+                    i, i + 1);
+  }
+  auto const result = f.run(lines,
+                            "--blocks 30 --block-tokens 4 --max-num-batched-tokens 16 "
+                            "--metrics '" +
+                                f.folder.file("m.txt") + "'");
+  INFO(result.out << result.err);
+  REQUIRE(result.status == 0);
+  int preempted = 0;
+  for (auto const& [id, answer] : f.answers()) {
+    preempted += answer["preempted"].get<int>();
+    CHECK(answer["output_ids"] == Json(f.expected({std::stoi(id) + 1, 4, 9}, 40, {})));
+  }
+  CHECK(preempted > 0);
+  auto const metrics = kv::testing::read_file(f.folder.file("m.txt"));
+  CHECK_THAT(metrics, contains_text(fmt::format("pagedkv_preemptions_total {}", preempted)));
+}
+
+TEST_CASE("a request is refused only for its prompt and one token; the others are answered") {
+  Fixture f;
+  auto const result = f.run(
+      R"({"id": "fits", "prompt": "ABCDEFG", "max_tokens": 90, "stop_ids": []}
+{"id": "large", "prompt": "ABCDEFGH"}
+)",
+      "--blocks 2 --block-tokens 4");
+  CHECK(result.status == 3);
+  CHECK_THAT(result.err, contains_text("request \"large\" is refused"));
+  auto const answers = f.answers();
+  CHECK(answers.at("\"fits\"")["output_ids"].size() == 2);
+  CHECK(answers.at("\"large\"").contains("error"));
+}
+
+TEST_CASE("a bad line is refused with its file, line and field") {
+  Fixture f;
+  auto const error = [&f](std::string const& line) {
+    auto const result = f.run(R"({"id": "good", "prompt": "A"})"
+                              "\n" +
+                              line + "\n");
+    CHECK(result.status == 1);
+    CHECK_THAT(result.err, contains_text("r.jsonl:2: "));
+    return result.err;
+  };
+  CHECK_THAT(error("{"), contains_text("parse error"));
+  CHECK_THAT(error("[]"), contains_text("expected an object"));
+  CHECK_THAT(error(R"({"prompt": "A"})"), contains_text("field 'id': is missing"));
+  CHECK_THAT(error(R"({"id": "good", "prompt": "A"})"), contains_text("field 'id'"));
+  CHECK_THAT(error(R"({"id": 1.5, "prompt": "A"})"), contains_text("field 'id'"));
+  CHECK_THAT(error(R"({"id": 1})"), contains_text("field 'prompt': is missing"));
+  CHECK_THAT(error(R"({"id": 1, "prompt": "A", "prompt_ids": [1]})"),
+             contains_text("field 'prompt': expected either"));
+  CHECK_THAT(error(R"({"id": 1, "prompt": ""})"), contains_text("field 'prompt': has no tokens"));
+  CHECK_THAT(error(R"({"id": 1, "prompt_ids": [1, 61]})"),
+             contains_text("field 'prompt_ids': expected an integer from 0 to 60, is 61"));
+  CHECK_THAT(error(R"({"id": 1, "prompt_ids": 4})"), contains_text("expected an array"));
+  CHECK_THAT(error(R"({"id": 1, "prompt": "A", "max_tokens": -1})"),
+             contains_text("field 'max_tokens': expected an integer from 0"));
+  CHECK_THAT(error(R"({"id": 1, "prompt": "A", "max_tokens": 1e99})"), contains_text("max_tokens"));
+  CHECK_THAT(error(R"({"id": 1, "prompt": "A", "n": 0})"), contains_text("field 'n'"));
+  CHECK_THAT(error(R"({"id": 1, "prompt": "A", "temperature": -2})"),
+             contains_text("field 'temperature'"));
+  CHECK_THAT(error(R"({"id": 1, "prompt": "A", "cancel_after": "x"})"),
+             contains_text("field 'cancel_after'"));
+  CHECK_THAT(error(R"({"id": 1, "prompt": "A", "max_token": 4})"),
+             contains_text("field 'max_token': isn't known; did you mean 'max_tokens'?"));
+}
+
+TEST_CASE("options that can't work are refused with what would") {
+  Fixture f;
+  std::string const line = R"({"id": "a", "prompt": "A"})";
+  auto const error = [&](std::string const& options) {
+    auto const result = f.run(line, options);
+    CHECK(result.status != 0);
+    return result.err;
+  };
+  CHECK_THAT(error("--kv-format fp9"), contains_text("fp8_e4m3"));
+  CHECK_THAT(error("--kv-format f16 --granularity per_head"), contains_text("it takes: none"));
+  CHECK_THAT(error("--kv-format fp8_e4m3 --granularity per_tensor"), contains_text("--scales"));
+  CHECK_THAT(error("--max-num-seqs 8 --max-num-batched-tokens 4"), contains_text("max_num"));
+  CHECK_THAT(error("--block-token 4"), contains_text("did you mean --block-tokens?"));
+  CHECK_THAT(error("--blocks 0"), contains_text("--blocks"));
+  CHECK_THAT(error("--tokenizer x"), contains_text("x: a GGUF file has its tokenizer inside"));
+  CHECK(f.run(line, "--max-num-batched-tokens 4").status == 0);
+}
+
+TEST_CASE("streaming prints the text of an only request as it is") {
+  Fixture f;
+  auto const result =
+      f.run(R"({"id": "a", "prompt": "HELLO", "max_tokens": 9, "stop_ids": []})", "--stream");
+  CHECK(result.status == 0);
+  CHECK_THAT(result.out, contains_text(f.answers().at("\"a\"")["text"].get<std::string>() + "\n"));
+  // No bar where there is no terminal.
+  CHECK(result.err.empty());
+}
+
+}  // namespace

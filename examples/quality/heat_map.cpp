@@ -127,10 +127,11 @@ void write_qualities(Out out, Rows const& rows) {
                  escaped(base.quality));
   for (auto const& row : rows.qualities) {
     fmt::format_to(out,
-                   "<tr><td>{}</td><td>{:.6g}</td><td>{:.4f}</td><td>{:+.3f} %</td>"
+                   "<tr><td>{}</td><td>{:.6g}</td><td>{:.4f}</td><td>{:+.3f} ± {:.3f} %</td>"
                    "<td>{:.3g}</td><td>{:.2f} %</td></tr>\n",
                    kv::to_string(row.format), row.bytes_per_token, row.perplexity,
-                   100 * (row.perplexity / base.perplexity - 1), row.kl, 100 * row.top1);
+                   100 * (row.perplexity / base.perplexity - 1), 100 * row.error, row.kl,
+                   100 * row.top1);
   }
   fmt::format_to(out, "</table></div>\n");
 }

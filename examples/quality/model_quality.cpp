@@ -60,12 +60,17 @@ double divergence(Baseline const& base, std::span<float const> logits, double lo
 struct Candidate {
   std::unique_ptr<PagedSequence> sequence;
   double loss = 0;
+  double squares = 0;  // of the loss's differences from the baseline's
   double kl = 0;
   std::int64_t agreed = 0;
 
   void add(Baseline const& base, std::span<float const> logits, std::int32_t next) {
     double const log_sum = log_sum_exp(logits);
-    loss += log_sum - static_cast<double>(logits[static_cast<std::size_t>(next)]);
+    auto const at = static_cast<std::size_t>(next);
+    double const own = log_sum - static_cast<double>(logits[at]);
+    double const difference = own - (base.log_sum - static_cast<double>(base.logits[at]));
+    loss += own;
+    squares += difference * difference;
     kl += divergence(base, logits, log_sum);
     agreed += argmax(logits) == base.best ? 1 : 0;
   }
@@ -105,7 +110,8 @@ class Measurement {
       auto const& c = candidates_[i];
       auto const& geometry = c.sequence ? c.sequence->geometry() : base_.geometry();
       rows.push_back({run_.name, run_.formats[i].format, geometry.bytes_per_token().value(),
-                      std::exp(c.loss / n), c.kl / n, static_cast<double>(c.agreed) / n});
+                      std::exp(c.loss / n), c.kl / n, static_cast<double>(c.agreed) / n,
+                      std::sqrt(c.squares) / n});
     }
     return rows;
   }

@@ -52,13 +52,13 @@ void print_qualities(fmt::memory_buffer& text, Rows const& rows) {
   if (rows.qualities.empty()) return;
   auto out = std::back_inserter(text);
   double const base = rows.qualities.front().perplexity;
-  fmt::format_to(out, "Quality of {}\n{:<26}{:>13}{:>12}{:>10}{:>12}{:>9}\n",
+  fmt::format_to(out, "Quality of {}\n{:<26}{:>13}{:>12}{:>18}{:>12}{:>9}\n",
                  rows.qualities.front().quality, "format", "bytes/token", "perplexity", "change",
                  "KL, nats", "top 1");
   for (auto const& row : rows.qualities) {
-    fmt::format_to(out, "{:<26}{:>13.6g}{:>12.4f}{:>+9.3f}%{:>12.3g}{:>8.2f}%\n",
+    fmt::format_to(out, "{:<26}{:>13.6g}{:>12.4f}{:>+9.3f}% ± {:.3f}%{:>12.3g}{:>8.2f}%\n",
                    kv::to_string(row.format), row.bytes_per_token, row.perplexity,
-                   100 * (row.perplexity / base - 1), row.kl, 100 * row.top1);
+                   100 * (row.perplexity / base - 1), 100 * row.error, row.kl, 100 * row.top1);
   }
 }
 

@@ -28,6 +28,8 @@ struct QualityRow {
   double perplexity = 0;       ///< exp of the mean loss, nats
   double kl = 0;    ///< mean divergence of the next token's distribution from f32's, nats
   double top1 = 0;  ///< share of tokens whose most likely successor is f32's
+  /// Standard error of the mean loss's difference from f32's, nats. Not in JSON.
+  double error = 0;
 };
 
 struct Rows {

@@ -27,7 +27,7 @@ quality::Rows some_rows() {
     }
   }
   rows.qualities.push_back({"a<b", f16, 640, 4.5, 0, 1});
-  rows.qualities.push_back({"a<b", e4m3, 330.5, 4.6, 0.01, 0.96});
+  rows.qualities.push_back({"a<b", e4m3, 330.5, 4.6, 0.01, 0.96, 0.002});
   return rows;
 }
 
@@ -66,7 +66,7 @@ TEST_CASE("JSON without rows is an empty array, and what isn't a number is null"
 TEST_CASE("the table counts needles by format and length, and compares perplexities") {
   auto const table = quality::to_table(some_rows());
   CHECK_THAT(table, kv::testing::contains_text("fp8_e4m3/per_token_head         1/2      1/2"));
-  CHECK_THAT(table, kv::testing::contains_text("+2.222%"));
+  CHECK_THAT(table, kv::testing::contains_text("+2.222% ± 0.200%"));
   CHECK(quality::to_table({}).empty());
 }
 

@@ -209,7 +209,12 @@ class ModelRun {
     search.first_tokens = first_tokens_;
     search.haystack =
         text_.empty() ? without_first(loaded_.tokenizer->encode(quality::plain_haystack())) : text_;
+    auto const positions = loaded_.model.config.max_positions;
     auto const lengths = quality::lengths_within(loaded_.model.config, search.lengths);
+    for (auto const length : a_.lengths) {
+      if (length <= positions) continue;
+      fmt::print(stderr, "{} tokens left out: the model takes {}\n", length, positions);
+    }
     auto const count = formats_.size() * lengths.size() * quality::num_needles;
     programs::Progress progress(static_cast<std::int64_t>(count), true, "needles");
     return quality::search_model_needles(loaded_.model, *loaded_.tokenizer, search,

@@ -152,18 +152,31 @@ class Measurement {
   std::int64_t predicted_ = 0;
 };
 
-void check(engine::Model const& model, QualityRun const& run, std::size_t num_tokens) {
-  auto const first = run.first_tokens.size();
+void check(engine::Model const& model, QualityRun const& run, std::int64_t num_tokens) {
+  auto const first = static_cast<std::int64_t>(run.first_tokens.size());
   auto const positions = model.config.max_positions;
-  if (run.window > positions || run.window < static_cast<std::int32_t>(first) + 2) {
+  if (run.window > positions || run.window < first + 2) {
     throw std::invalid_argument("a window of " + std::to_string(run.window) +
                                 " tokens: the model takes " + std::to_string(first + 2) + " to " +
                                 std::to_string(positions));
   }
   if (num_tokens + first < 2) {
     throw std::invalid_argument("the text has " + std::to_string(num_tokens) +
-                                " tokens left to read; at least 2 are needed");
+                                " tokens to read; at least 2 are needed");
   }
+}
+
+/// Where windows of `length` tokens begin.
+std::vector<std::size_t> window_starts(std::size_t num_tokens, std::size_t length,
+                                       std::int64_t max_tokens) {
+  std::size_t const all = (num_tokens + length - 1) / length;
+  auto const wanted = static_cast<std::size_t>(max_tokens) / length;
+  std::size_t const count = std::clamp<std::size_t>(wanted, 1, all);
+  std::vector<std::size_t> starts;
+  for (std::size_t i = 0; i < count; ++i) {
+    starts.push_back(count == all ? i * length : num_tokens * i / count);
+  }
+  return starts;
 }
 
 }  // namespace
@@ -171,11 +184,14 @@ void check(engine::Model const& model, QualityRun const& run, std::size_t num_to
 std::vector<QualityRow> measure_quality(engine::Model const& model, QualityRun const& run,
                                         std::span<std::int32_t const> tokens,
                                         std::function<void(std::int64_t)> const& progress) {
-  check(model, run, tokens.size());
+  check(model, run, std::min(static_cast<std::int64_t>(tokens.size()), run.max_tokens));
   Measurement measurement(model, run);
-  auto const text_tokens = static_cast<std::size_t>(run.window) - run.first_tokens.size();
-  for (std::size_t first = 0; first < tokens.size(); first += text_tokens) {
-    auto const part = tokens.subspan(first, std::min(text_tokens, tokens.size() - first));
+  auto const room =
+      static_cast<std::int64_t>(run.window) - static_cast<std::int64_t>(run.first_tokens.size());
+  auto const length = static_cast<std::size_t>(std::min(room, run.max_tokens));
+  std::int64_t done = 0;
+  for (std::size_t const start : window_starts(tokens.size(), length, run.max_tokens)) {
+    auto const part = tokens.subspan(start, std::min(length, tokens.size() - start));
     std::vector<std::int32_t> window = run.first_tokens;
     window.insert(window.end(), part.begin(), part.end());
     std::vector<std::int32_t> next(window.begin() + 1, window.end());
@@ -183,7 +199,7 @@ std::vector<QualityRow> measure_quality(engine::Model const& model, QualityRun c
     // Nobody predicts what always stands in front.
     for (std::size_t i = 0; i + 1 < run.first_tokens.size(); ++i) next[i] = -1;
     measurement.read(window, next);
-    progress(static_cast<std::int64_t>(first + part.size()));
+    progress(done += static_cast<std::int64_t>(part.size()));
   }
   return measurement.rows();
 }

@@ -14,6 +14,7 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include <pagedkv/quant/scale_file.hpp>
@@ -57,12 +58,12 @@ struct Arguments {
   std::string model;
   std::string tokenizer;
   std::string text;
-  std::int64_t tokens = 4096;
+  std::int64_t tokens = 8192;
   std::optional<std::int32_t> window;
   bool calibrate = false;
   std::int64_t calibration_tokens = 2048;
   std::vector<std::string> scales;
-  int threads = 1;
+  int threads = std::max(1, static_cast<int>(std::thread::hardware_concurrency()));
 
   [[nodiscard]] bool asks(char const* needle) const {
     return std::find(needles.begin(), needles.end(), needle) != needles.end();
@@ -88,14 +89,14 @@ void add_model_options(CLI::App& app, Arguments& a) {
   app.add_option("--tokenizer", a.tokenizer, "tokenizer file of a llama2.c checkpoint")
       ->type_name("FILE");
   app.add_option("--text", a.text, "what the model reads")->type_name("FILE");
-  app.add_option("--tokens", a.tokens, "read so many tokens of the text at most")
+  app.add_option("--tokens", a.tokens,
+                 "read so many tokens of the text at most, in windows all over it")
       ->check(CLI::PositiveNumber)
       ->capture_default_str();
   app.add_option("--window", a.window,
                  "tokens that the model sees at once [512, or its context if that is shorter]")
       ->check(CLI::PositiveNumber);
-  app.add_option("--threads", a.threads, "threads of matrix products")
-      ->capture_default_str()
+  app.add_option("--threads", a.threads, "threads of matrix products [all cores]")
       ->check(CLI::Range(1, 1024));
 }
 
@@ -188,16 +189,16 @@ class ModelRun {
   }
 
   std::vector<quality::QualityRow> measure() const {
-    quality::QualityRun run{name_, formats_, first_tokens_, window()};
+    quality::QualityRun run{name_, formats_, first_tokens_, window(), a_.tokens};
     // What all are compared with is always the first row.
     kv::KvFormat const f32{kv::Element::f32, kv::Granularity::none};
     if (formats_.empty() || formats_.front().format != f32) {
       run.formats.insert(run.formats.begin(), {f32});
     }
     auto const rest = std::span(text_).subspan(calibration_);
-    auto const read = rest.first(std::min(rest.size(), static_cast<std::size_t>(a_.tokens)));
-    programs::Progress progress(static_cast<std::int64_t>(read.size()), true, "tokens");
-    return quality::measure_quality(loaded_.model, run, read,
+    auto const count = std::min(static_cast<std::int64_t>(rest.size()), a_.tokens);
+    programs::Progress progress(count, true, "tokens");
+    return quality::measure_quality(loaded_.model, run, rest,
                                     [&](std::int64_t done) { progress.update(done); });
   }
 
@@ -208,7 +209,12 @@ class ModelRun {
     search.first_tokens = first_tokens_;
     search.haystack =
         text_.empty() ? without_first(loaded_.tokenizer->encode(quality::plain_haystack())) : text_;
+    auto const positions = loaded_.model.config.max_positions;
     auto const lengths = quality::lengths_within(loaded_.model.config, search.lengths);
+    for (auto const length : a_.lengths) {
+      if (length <= positions) continue;
+      fmt::print(stderr, "{} tokens left out: the model takes {}\n", length, positions);
+    }
     auto const count = formats_.size() * lengths.size() * quality::num_needles;
     programs::Progress progress(static_cast<std::int64_t>(count), true, "needles");
     return quality::search_model_needles(loaded_.model, *loaded_.tokenizer, search,

@@ -139,6 +139,16 @@ inline std::span<std::int32_t const> table_of(AttentionBatch const& batch, std::
   return batch.indices.subspan(first, end - first);
 }
 
+inline void check_indptr(AttentionBatch const& batch, std::size_t sequence) {
+  std::int64_t const first = batch.indptr[sequence];
+  std::int64_t const end = batch.indptr[sequence + 1];
+  if (first >= 0 && first <= end && end <= static_cast<std::int64_t>(batch.indices.size())) return;
+  contract_broken(("attention: indptr of sequence " + std::to_string(sequence) + " says blocks " +
+                   std::to_string(first) + " to " + std::to_string(end) + " of " +
+                   std::to_string(batch.indices.size()) + " indices")
+                      .c_str());
+}
+
 /// The first position that the query at `position` sees.
 constexpr std::int64_t window_begin(std::int64_t position, std::int32_t window) noexcept {
   return window > 0 && position >= window ? position - window + 1 : 0;
@@ -178,6 +188,7 @@ inline void check_attention(KvView const& view, KvLayer const& layer, AttentionB
     PAGEDKV_ASSERT(range.count >= 0 && range.count <= length,
                    "attention: a sequence can't have more queries than tokens");
     if (range.count == 0) continue;
+    check_indptr(batch, i);
     std::int64_t const begin = window_begin(length - range.count, options.window);
     std::span<std::int32_t const> const table = table_of(batch, i);
     check_table(view, table, begin, length, "attention", static_cast<std::int64_t>(i));

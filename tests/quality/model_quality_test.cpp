@@ -138,6 +138,27 @@ TEST_CASE("windows know nothing of each other, and what stands in front is not p
   CHECK_THAT(perplexity(tokens, 62, {9, 7}), !Catch::Matchers::WithinRel(once, 1e-6));
 }
 
+TEST_CASE("of a long text windows at even distances are read") {
+  auto const model = engine::random_model(small_config(), 5);
+  auto const tokens = random_tokens(400, 64);
+  auto const perplexity = [&](std::vector<std::int32_t> const& text, std::int64_t max_tokens,
+                              std::int64_t read) {
+    quality::QualityRun const run{"test", {{f32}}, {}, 50, max_tokens};
+    std::int64_t done = 0;
+    auto const rows =
+        quality::measure_quality(model, run, text, [&](std::int64_t count) { done = count; });
+    CHECK(done == read);
+    return rows[0].perplexity;
+  };
+  std::vector<std::int32_t> picked(tokens.begin(), tokens.begin() + 50);
+  picked.insert(picked.end(), tokens.begin() + 200, tokens.begin() + 250);
+  CHECK(perplexity(tokens, 149, 100) == perplexity(picked, 1000, 100));
+  picked.resize(30);
+  CHECK(perplexity(tokens, 30, 30) == perplexity(picked, 1000, 30));
+  (void)perplexity(tokens, 400, 400);
+  (void)perplexity(picked, 30, 30);
+}
+
 TEST_CASE("rewinding forgets: the same tokens again give the same logits, in every format") {
   auto const model = engine::random_model(small_config(), 5);
   auto const tokens = random_tokens(60, 64);
@@ -166,7 +187,7 @@ TEST_CASE("windows and texts that can't be are refused with what could") {
                     "a window of 2 tokens: the model takes 3 to 128");
   CHECK_THROWS_WITH(
       quality::measure_quality(model, {"", {{f32}}, {}, 64}, std::span(tokens).first(1), nothing),
-      "the text has 1 tokens left to read; at least 2 are needed");
+      "the text has 1 tokens to read; at least 2 are needed");
 }
 
 TEST_CASE("static formats without scales are refused with what would help") {

@@ -83,6 +83,25 @@ TEST_CASE("a model's rows, with calibrated scales in files that serve again") {
   CHECK(second.status == 0);
 }
 
+TEST_CASE("a model's needle: a row for each depth, lengths beyond the model left out aloud") {
+  Stories const stories;
+  if (stories.missing) {
+    WARN("skipped: there is no ../shared/data/tinyllamas");
+    return;
+  }
+  testing::TemporaryFolder const folder;
+  auto const json = folder.file("rows.json");
+  auto const result =
+      quality(stories.arguments + "--needle model --lengths 200,513 --formats f16 --json " + json);
+  CHECK(result.status == 0);
+  CHECK_THAT(result.err, contains_text("513 tokens left out: the model takes 512"));
+  auto const rows = nlohmann::json::parse(testing::read_file(json));
+  REQUIRE(rows.size() == 11 + 2);  // and f32's and f16's quality
+  CHECK(rows[10]["needle"] == "model");
+  CHECK(rows[10]["depth"] == 1.0);
+  CHECK(rows[11]["format"] == "f32");
+}
+
 TEST_CASE("static formats: an error when named without scales, left out aloud when not named") {
   Stories const stories;
   if (stories.missing) {

@@ -302,6 +302,10 @@ TEST_CASE("wrong attention inputs are named") {
     CHECK_THAT(message([](Scene& w) { w.lengths[0] = 33; }), contains_text("33 tokens need 3"));
     CHECK_THAT(message([](Scene& w) { w.indices[1] = 99; }),
                contains_text("block 99 at column 1 of sequence 0"));
+    CHECK_THAT(message([](Scene& w) { w.indptr[0] = 2, w.indptr[1] = 1; }),
+               contains_text("blocks 2 to 1 of 1 indices"));
+    CHECK_THAT(message([](Scene& w) { w.indptr[0] = -1; }),
+               contains_text("blocks -1 to 2 of 2 indices"));
     CHECK_THAT(message([](Scene& w) { w.shape.q_heads = 3; }),
                contains_text("multiple of num_kv_heads"));
     CHECK_THAT(message([](Scene& w) { w.offsets[1] = 21; }),

@@ -153,7 +153,7 @@ class BasicBlockPool {
   /// that `special(b, word)` is called for a twin or a copy target; it clears those flags.
   template <class Special>
   void release(std::span<BlockId const> blocks, bool wait, Special&& special) {
-    constexpr std::size_t group = 32;
+    constexpr std::size_t group = 64;
     constexpr auto unusual =
         BlockWord::held | BlockWord::twin | BlockWord::copy_target | BlockWord::leaves_first;
     if (blocks.size() == 1) return release_one(blocks[0], wait, special);
@@ -167,12 +167,9 @@ class BasicBlockPool {
       // first, and costs a load, a store and a test a block.
       std::uint32_t dropped = 0;
       if ((words[ids[n - 1].value()] & BlockWord::count_mask) != 1) {
-        bool any_zero = false;
-        PAGEDKV_UNROLL
-        for (std::size_t i = 0; i < n; ++i) {
-          std::uint32_t const w = --words[ids[i].value()];
-          any_zero |= (w & BlockWord::count_mask) == 0;
-        }
+        // A whole group's length is known: nothing is left over from unrolling.
+        bool const any_zero =
+            n == group ? drop_one_each(words, ids, group) : drop_one_each(words, ids, n);
         if (!any_zero) continue;
         dropped = 1;
       }
@@ -319,6 +316,18 @@ class BasicBlockPool {
       if ((w & BlockWord::listed) == 0) fresh_[static_cast<std::size_t>(num_fresh_++)] = b;
       w = BlockWord::listed | BlockWord::fresh | 1;
     }
+  }
+
+  /// True if one of them has no reference left.
+  PAGEDKV_ALWAYS_INLINE static bool drop_one_each(std::uint32_t* words, BlockId const* ids,
+                                                  std::size_t n) noexcept {
+    bool any_zero = false;
+    PAGEDKV_UNROLL
+    for (std::size_t i = 0; i < n; ++i) {
+      std::uint32_t const w = --words[ids[i].value()];
+      any_zero |= (w & BlockWord::count_mask) == 0;
+    }
+    return any_zero;
   }
 
   template <class Listener>

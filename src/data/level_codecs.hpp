@@ -16,27 +16,13 @@ using ::pagedkv::cpu::VectorsArgs;
 using quant::AffineScale;
 using quant::Codec;
 
-/// Numbers that may lie at any address.
+/// A number that may lie at any address.
 template <class T>
-struct AnyAddress;
-template <>
-struct AnyAddress<float> {
-  using Type [[gnu::may_alias, gnu::aligned(1)]] = float;
-};
-template <>
-struct AnyAddress<std::uint16_t> {
-  using Type [[gnu::may_alias, gnu::aligned(1)]] = std::uint16_t;
-};
-template <>
-struct AnyAddress<std::uint8_t> {
-  using Type = std::uint8_t;
-};
-template <>
-struct AnyAddress<std::int8_t> {
-  using Type = std::int8_t;
+struct __attribute__((packed, may_alias)) AnyAddress {
+  T value;
 };
 template <Element element>
-using Stored = typename AnyAddress<typename Codec<element>::Code>::Type;
+using Stored = AnyAddress<typename Codec<element>::Code>;
 
 // ---- the largest number -------------------------------------------------------------------------
 
@@ -128,7 +114,7 @@ template <Element row>
   std::int32_t low = INT32_MAX;
   std::int32_t high = INT32_MIN;
   for (std::int64_t i = 0; i < dim; ++i) {
-    float const number = Codec<row>::decode(x[i]);
+    float const number = Codec<row>::decode(x[i].value);
     bool const finite = quant::detail::is_finite(number);
     std::int32_t const n = ordered(number);
     std::int32_t const for_low = finite ? n : INT32_MAX;
@@ -162,17 +148,19 @@ template <Element row, Element element>
   if constexpr (element == Element::int4) {
     auto* const codes = reinterpret_cast<std::uint8_t*>(out);
     for (std::int64_t i = 0; i < dim / 2; ++i) {
-      auto const low = quant::encode_number<element>(Codec<row>::decode(x[2 * i]), inv, zero);
-      auto const high = quant::encode_number<element>(Codec<row>::decode(x[2 * i + 1]), inv, zero);
+      auto const low = quant::encode_number<element>(Codec<row>::decode(x[2 * i].value), inv, zero);
+      auto const high =
+          quant::encode_number<element>(Codec<row>::decode(x[2 * i + 1].value), inv, zero);
       codes[i] = quant::pack_int4(low, high);
     }
     if (dim % 2 != 0) {
-      codes[dim / 2] = quant::encode_number<element>(Codec<row>::decode(x[dim - 1]), inv, zero);
+      codes[dim / 2] =
+          quant::encode_number<element>(Codec<row>::decode(x[dim - 1].value), inv, zero);
     }
   } else {
     auto* const codes = reinterpret_cast<Stored<element>*>(out);
     for (std::int64_t i = 0; i < dim; ++i) {
-      codes[i] = quant::encode_number<element>(Codec<row>::decode(x[i]), inv, zero);
+      codes[i].value = quant::encode_number<element>(Codec<row>::decode(x[i].value), inv, zero);
     }
   }
 }
@@ -185,19 +173,19 @@ template <Element element, Element row>
     auto const* const codes = reinterpret_cast<std::uint8_t const*>(in);
     for (std::int64_t i = 0; i < dim / 2; ++i) {
       std::uint8_t const code = codes[i];
-      x[2 * i] = Codec<row>::encode(
+      x[2 * i].value = Codec<row>::encode(
           quant::decode_number<element>(static_cast<std::uint8_t>(code & 0xFU), scale));
-      x[2 * i + 1] = Codec<row>::encode(
+      x[2 * i + 1].value = Codec<row>::encode(
           quant::decode_number<element>(static_cast<std::uint8_t>(code >> 4), scale));
     }
     if (dim % 2 != 0) {
       auto const code = static_cast<std::uint8_t>(codes[dim / 2] & 0xFU);
-      x[dim - 1] = Codec<row>::encode(quant::decode_number<element>(code, scale));
+      x[dim - 1].value = Codec<row>::encode(quant::decode_number<element>(code, scale));
     }
   } else {
     auto const* const codes = reinterpret_cast<Stored<element> const*>(in);
     for (std::int64_t i = 0; i < dim; ++i) {
-      x[i] = Codec<row>::encode(quant::decode_number<element>(codes[i], scale));
+      x[i].value = Codec<row>::encode(quant::decode_number<element>(codes[i].value, scale));
     }
   }
 }

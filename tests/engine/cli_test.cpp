@@ -4,6 +4,7 @@
 #include <fmt/format.h>
 
 #include <nlohmann/json.hpp>
+#include <pagedkv/quant/scale_file.hpp>
 #include <sstream>
 
 #include "engine_helpers.hpp"
@@ -183,6 +184,30 @@ TEST_CASE("options that can't work are refused with what would") {
   CHECK_THAT(error("--blocks 0"), contains_text("--blocks"));
   CHECK_THAT(error("--tokenizer x"), contains_text("x: a GGUF file has its tokenizer inside"));
   CHECK(f.run(line, "--max-num-batched-tokens 4").status == 0);
+}
+
+TEST_CASE("static scales come from a file, and one of a layer serves all of its heads") {
+  Fixture f;
+  std::string const line = R"({"id": "a", "prompt": "HELLO", "max_tokens": 5, "stop_ids": []})";
+  kv::quant::ScaleSet set;
+  set.layers.assign(2, {{0.03F}, {0.02F}});
+  auto const path = f.folder.file("scales.json");
+  kv::quant::write_scale_file(path, set);
+  for (char const* more : {"", "--granularity per_tensor", "--granularity per_head"}) {
+    INFO(more);
+    auto const result =
+        f.run(line, fmt::format("--kv-format fp8_e4m3 --scales '{}' {}", path, more));
+    INFO(result.err);
+    CHECK(result.status == 0);
+    CHECK(f.answers().at("\"a\"")["output_ids"].size() == 5);
+    CHECK_THAT(result.out, contains_text("fp8_e4m3/per_"));
+  }
+  set.layers.pop_back();
+  kv::quant::write_scale_file(path, set);
+  auto const result = f.run(line, fmt::format("--kv-format fp8_e4m3 --scales '{}'", path));
+  CHECK(result.status == 1);
+  CHECK_THAT(result.err, contains_text("scales.json"));
+  CHECK(f.run(line, fmt::format("--scales '{}'", path)).status != 0);
 }
 
 TEST_CASE("streaming prints the text of an only request as it is") {

@@ -14,7 +14,6 @@
 #include <memory>
 #include <optional>
 #include <string>
-#include <thread>
 #include <vector>
 
 #include <pagedkv/quant/scale_file.hpp>
@@ -63,7 +62,7 @@ struct Arguments {
   bool calibrate = false;
   std::int64_t calibration_tokens = 2048;
   std::vector<std::string> scales;
-  int threads = std::max(1, static_cast<int>(std::thread::hardware_concurrency()));
+  int threads = 1;
 
   [[nodiscard]] bool asks(char const* needle) const {
     return std::find(needles.begin(), needles.end(), needle) != needles.end();
@@ -96,7 +95,8 @@ void add_model_options(CLI::App& app, Arguments& a) {
   app.add_option("--window", a.window,
                  "tokens that the model sees at once [512, or its context if that is shorter]")
       ->check(CLI::PositiveNumber);
-  app.add_option("--threads", a.threads, "threads of matrix products [all cores]")
+  app.add_option("--threads", a.threads, "threads of matrix products")
+      ->capture_default_str()
       ->check(CLI::Range(1, 1024));
 }
 

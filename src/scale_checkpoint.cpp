@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <array>
 #include <cstring>
+#include <limits>
 #include <map>
 #include <optional>
 #include <string>
@@ -104,16 +105,43 @@ Kind kind_of(std::vector<std::string_view> const& parts) {
   return is_about_k_or_v(parent, last) ? Kind::unknown : Kind::other;
 }
 
-/// The number behind "layers" or what else the models call them.
-std::optional<std::int32_t> layer_of(std::vector<std::string_view> const& parts) {
-  constexpr std::array<std::string_view, 5> names = {"layers", "layer", "h", "blocks", "block"};
-  for (std::size_t i = 0; i + 1 < parts.size(); ++i) {
-    auto const number = parts[i + 1];
-    bool const digits = !number.empty() && number.size() < 9 &&
-                        number.find_first_not_of("0123456789") == std::string_view::npos;
-    if (is_one_of(parts[i], names) && digits) return std::stoi(std::string(number));
-  }
-  return std::nullopt;
+/// Where a tensor stands.
+struct Place {
+  bool is_of_decoder = true;
+  std::optional<std::int32_t> layer{};
+  std::string module{};  // what stands before the layer's number
+};
+
+/// What may stand before the list of a decoder's layers. All else is another module: an encoder, a
+/// vision tower, a head that predicts further tokens.
+bool is_decoder(std::vector<std::string_view> const& path) {
+  constexpr std::array<std::string_view, 10> parts = {
+      "model",      "language_model", "transformer", "backbone",   "decoder",
+      "text_model", "gpt_neox",       "llm",         "base_model", "module"};
+  auto const known = [&](std::string_view part) { return is_one_of(part, parts); };
+  // ChatGLM calls its decoder so.
+  if (path.size() == 2 && path[0] == "transformer" && path[1] == "encoder") return true;
+  return std::all_of(path.begin(), path.end(), known);
+}
+
+/// The first number in the name is the layer's, if "layers" or what else the models call them
+/// stands before it, and the decoder before that.
+Place place_of(std::vector<std::string_view> const& parts) {
+  constexpr std::array<std::string_view, 5> lists = {"layers", "layer", "h", "blocks", "block"};
+  auto const is_number = [](std::string_view part) {
+    return !part.empty() && part.find_first_not_of("0123456789") == std::string_view::npos;
+  };
+  auto const number = std::find_if(parts.begin(), parts.end(), is_number);
+  if (number == parts.end()) return {};
+  std::vector<std::string_view> path(parts.begin(), number);
+  Place place;
+  place.module = fmt::format("{}", fmt::join(path, "."));
+  bool const is_list = !path.empty() && is_one_of(path.back(), lists);
+  if (is_list) path.pop_back();
+  place.is_of_decoder = is_list && is_decoder(path);
+  constexpr std::int32_t none = std::numeric_limits<std::int32_t>::max();
+  place.layer = number->size() > 8 ? none : std::stoi(std::string(*number));
+  return place;
 }
 
 /// A tensor of a file that is being read.
@@ -148,22 +176,60 @@ std::vector<std::uint64_t> numbers_at(Tensor const& tensor, char const* field) {
   return numbers;
 }
 
-/// Its bytes; raises where they don't lie in the file.
-std::string bytes_of(Tensor const& tensor, std::ifstream& stream) {
+/// Bytes begin .. end - 1 of the data.
+struct Range {
+  std::uint64_t begin;
+  std::uint64_t end;
+};
+
+/// Raises where they don't lie in the file.
+Range range_of(Tensor const& tensor) {
   auto const offsets = numbers_at(tensor, "data_offsets");
   if (offsets.size() != 2 || offsets[0] > offsets[1] || offsets[1] > tensor.data_bytes) {
+    bool const beyond = offsets.size() == 2 && offsets[0] <= offsets[1];
     fail_at(tensor,
             fmt::format("lies at [{}]; expected begin and end within the file's {} bytes of "
-                        "data",
-                        fmt::join(offsets, ", "), tensor.data_bytes));
+                        "data{}",
+                        fmt::join(offsets, ", "), tensor.data_bytes,
+                        beyond ? ": the file is cut short" : ""));
   }
+  return {offsets[0], offsets[1]};
+}
+
+std::string bytes_of(Tensor const& tensor, std::ifstream& stream) {
+  auto const range = range_of(tensor);
   constexpr std::uint64_t most = 1 << 20;
-  if (offsets[1] - offsets[0] > most) {
+  if (range.end - range.begin > most) {
     fail_at(tensor, fmt::format("has {} bytes; expected a scale, or one for each head",
-                                offsets[1] - offsets[0]));
+                                range.end - range.begin));
   }
-  return detail::read_bytes(tensor.file, stream, tensor.data_begin + offsets[0],
-                            offsets[1] - offsets[0]);
+  return detail::read_bytes(tensor.file, stream, tensor.data_begin + range.begin,
+                            range.end - range.begin);
+}
+
+/// Raises unless all tensors of a file, in whatever order, fill its data without hole and overlap.
+void check_layout(std::vector<Tensor> const& tensors, std::string const& file,
+                  std::uint64_t data_bytes) {
+  std::vector<std::pair<Range, Tensor const*>> ordered;
+  for (auto const& tensor : tensors) ordered.emplace_back(range_of(tensor), &tensor);
+  std::sort(ordered.begin(), ordered.end(), [](auto const& a, auto const& b) {
+    return std::pair(a.first.begin, a.first.end) < std::pair(b.first.begin, b.first.end);
+  });
+  std::uint64_t end = 0;
+  for (auto const& [range, tensor] : ordered) {
+    if (range.begin != end) {
+      fail_at(*tensor, fmt::format("lies at [{}, {}]; expected to begin at {}, where the tensors "
+                                   "before it end ({})",
+                                   range.begin, range.end, end,
+                                   range.begin < end ? "they overlap" : "there is a hole"));
+    }
+    end = range.end;
+  }
+  if (end == data_bytes) return;
+  auto const last = ordered.empty() ? "none" : "'" + ordered.back().second->name + "'";
+  fail(file, fmt::format("has {} bytes of data, but the last tensor, {}, ends at {}; expected "
+                         "nothing behind it",
+                         data_bytes, last, end));
 }
 
 /// 1 or num_kv_heads.
@@ -225,20 +291,20 @@ class Checkpoint {
   void read(std::string const& path) {
     std::ifstream stream;
     auto const size = detail::open_file(path, stream);
-    if (size < 8) fail(path, "has fewer than 8 bytes; expected a safetensors file");
-    auto const header_bytes = little_endian(detail::read_bytes(path, stream, 0, 8));
-    if (header_bytes > size - 8 || header_bytes > max_header_bytes) {
-      fail(path, fmt::format("says that its header has {} bytes, the file has {}; expected a "
-                             "safetensors file",
-                             header_bytes, size));
+    auto const header_bytes = header_length(path, stream, size);
+    auto const text = detail::read_bytes(path, stream, 8, header_bytes);
+    if (!text.starts_with('{')) {
+      fail(path, "isn't a safetensors file: its header doesn't begin with '{'");
     }
-    auto const header = detail::parse_json(path, detail::read_bytes(path, stream, 8, header_bytes));
-    if (!header.is_object()) fail(path, "has a header that isn't an object");
+    auto const header = detail::parse_json(path, text, "its header ");
+    std::vector<Tensor> tensors;
     for (auto const& [name, entry] : header.items()) {
       if (name == "__metadata__") continue;
       if (!entry.is_object()) fail(path, "tensor '" + name + "' isn't described by an object");
-      take({path, name, entry, 8 + header_bytes, size - 8 - header_bytes}, stream);
+      tensors.push_back({path, name, entry, 8 + header_bytes, size - 8 - header_bytes});
     }
+    check_layout(tensors, path, size - 8 - header_bytes);
+    for (auto const& tensor : tensors) take(tensor, stream);
   }
 
   [[nodiscard]] LoadedScales scales() && {
@@ -248,6 +314,7 @@ class Checkpoint {
                       "V are stored",
                       queries_));
     }
+    for (auto& line : ignored()) notes_.push_back(std::move(line));
     bool const per_head = widest() > 1;
     loaded_.scales.format = {Element::fp8_e4m3,
                              per_head ? Granularity::per_head : Granularity::per_tensor};
@@ -260,10 +327,33 @@ class Checkpoint {
  private:
   using Key = std::pair<std::int32_t, Kind>;
 
+  static std::uint64_t header_length(std::string const& path, std::ifstream& stream,
+                                     std::uint64_t size) {
+    if (size < 8) {
+      fail(path, fmt::format(
+                     "{}; a safetensors file begins with 8 bytes that say how long its "
+                     "header is",
+                     size == 0 ? "is empty" : fmt::format("is cut short: it has {} bytes", size)));
+    }
+    auto const bytes = little_endian(detail::read_bytes(path, stream, 0, 8));
+    if (bytes > max_header_bytes) {
+      fail(path, fmt::format("isn't a safetensors file: its first 8 bytes say that its header has "
+                             "{} bytes; expected at most {}",
+                             bytes, max_header_bytes));
+    }
+    if (bytes > size - 8) {
+      fail(path, fmt::format("is cut short: it says that its header has {} bytes, the file has {}",
+                             bytes, size));
+    }
+    return bytes;
+  }
+
   void take(Tensor const& tensor, std::ifstream& stream) {
     auto const parts = split(tensor.name);
     auto const kind = kind_of(parts);
     if (kind == Kind::other) return;
+    auto const place = place_of(parts);
+    if (!place.is_of_decoder) return ignore(place.module, tensor.name);
     if (kind == Kind::query) return void(++queries_);
     if (kind == Kind::unknown) {
       fail_at(tensor,
@@ -271,7 +361,7 @@ class Checkpoint {
               "kv_scale, {k,v}_proj.output_scale or {k,v}_cache.scale");
     }
     if (kind == Kind::zero_point) return check_zero_point(tensor, stream);
-    auto const layer = layer_of(parts);
+    auto const layer = place.layer;
     if (!layer) fail_at(tensor, "has no layer in its name; expected '...layers.N...'");
     if (*layer >= geometry_.num_layers) {
       fail_at(tensor, fmt::format("is of layer {}; the model has layers 0 to {}", *layer,
@@ -280,10 +370,45 @@ class Checkpoint {
     add(*layer, kind, tensor, numbers_of(tensor, stream, geometry_));
   }
 
+  static std::size_t elements_of(Tensor const& tensor) {
+    std::size_t count = 1;
+    for (auto const n : numbers_at(tensor, "shape")) count *= static_cast<std::size_t>(n);
+    return count;
+  }
   static void check_zero_point(Tensor const& tensor, std::ifstream& stream) {
+    auto const* const dtype = detail::string_member(tensor.header, "dtype");
+    bool const is_float = dtype != nullptr && (dtype->starts_with('F') || *dtype == "BF16");
+    auto const count = std::max<std::size_t>(1, elements_of(tensor));
     auto const bytes = bytes_of(tensor, stream);
-    if (bytes.find_first_not_of('\0') == std::string::npos) return;
-    fail_at(tensor, "isn't 0; expected symmetric scales");
+    auto const width = std::max<std::size_t>(1, bytes.size() / count);
+    for (std::size_t i = 0; i < bytes.size(); ++i) {
+      // -0.0 is 0, too.
+      bool const has_sign = is_float && i % width == width - 1;
+      if ((static_cast<unsigned char>(bytes[i]) & (has_sign ? 0x7F : 0xFF)) != 0) {
+        fail_at(tensor, "isn't 0; expected symmetric scales");
+      }
+    }
+  }
+
+  void ignore(std::string const& module, std::string const& name) {
+    auto& [count, first] = ignored_[module];
+    if (count++ == 0) first = name;
+  }
+  /// What was ignored, for notes and errors.
+  [[nodiscard]] std::vector<std::string> ignored() const {
+    std::vector<std::string> lines;
+    for (auto const& [module, what] : ignored_) {
+      bool const one = what.first == 1;
+      lines.push_back(fmt::format("{} of '{}' {} ignored: not a layer of the decoder (first: '{}')",
+                                  one ? "a scale" : fmt::format("{} scales", what.first), module,
+                                  one ? "was" : "were", what.second));
+    }
+    return lines;
+  }
+  [[nodiscard]] std::string ignored_as_hint() const {
+    std::string text;
+    for (auto const& line : ignored()) text += "; " + line;
+    return text;
   }
 
   void add(std::int32_t layer, Kind kind, Tensor const& tensor, std::vector<float> numbers) {
@@ -347,8 +472,8 @@ class Checkpoint {
       if (!detail::is_static(format.granularity)) return {};
       raise(
           fmt::format("checkpoint: layer {}, {} has no scale; expected a tensor like "
-                      "'model.layers.{}.self_attn.{}_scale' in one of the files",
-                      layer, tensor, layer, tensor == 'K' ? 'k' : 'v'));
+                      "'model.layers.{}.self_attn.{}_scale' in one of the files{}",
+                      layer, tensor, layer, tensor == 'K' ? 'k' : 'v', ignored_as_hint()));
     }
     loaded_.report.set.push_back(
         {layer, tensor, static_cast<std::int32_t>(found->scales.size()), found->file, found->name});
@@ -361,6 +486,7 @@ class Checkpoint {
 
   Geometry const& geometry_;
   std::map<Key, Found> found_;
+  std::map<std::string, std::pair<int, std::string>> ignored_;  // by module: how many, the first
   std::vector<std::string> notes_;
   LoadedScales loaded_;
   int queries_ = 0;
@@ -368,12 +494,13 @@ class Checkpoint {
 
 }  // namespace
 
-bool detail::is_safetensors(std::string const& path) {
+bool is_safetensors(std::string const& path) {
   std::ifstream stream;
-  auto const size = open_file(path, stream);
+  auto const size = detail::open_file(path, stream);
+  if (path.ends_with(".safetensors")) return true;
   if (size < 9) return false;
-  auto const start = read_bytes(path, stream, 0, 9);
-  return little_endian(std::string_view(start).substr(0, 8)) <= size - 8 && start[8] == '{';
+  auto const start = detail::read_bytes(path, stream, 0, 9);
+  return little_endian(std::string_view(start).substr(0, 8)) <= max_header_bytes && start[8] == '{';
 }
 
 LoadedScales read_checkpoint_scales(std::span<std::string const> paths, Geometry const& geometry) {

@@ -374,8 +374,15 @@ LoadedScales read_scale_file(std::string const& path, Geometry const& geometry) 
 
 LoadedScales load_scales(std::span<std::string const> paths, Geometry const& geometry) {
   if (paths.empty()) raise("load_scales: no file was given; expected at least one");
-  bool const safetensors = detail::is_safetensors(paths.front());
-  if (!safetensors && paths.size() == 1) return read_scale_file(paths.front(), geometry);
+  if (paths.size() == 1 && !is_safetensors(paths.front())) {
+    return read_scale_file(paths.front(), geometry);
+  }
+  for (auto const& path : paths) {
+    if (is_safetensors(path)) continue;
+    fail(path, fmt::format("isn't a safetensors file, but one of {} files; expected the shards of "
+                           "one checkpoint, or a single JSON file",
+                           paths.size()));
+  }
   return read_checkpoint_scales(paths, geometry);
 }
 

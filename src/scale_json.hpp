@@ -5,7 +5,6 @@
 
 #include <cstdint>
 #include <fstream>
-#include <set>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -27,24 +26,10 @@ using Json = nlohmann::json;
   raise(file + ": " + message);
 }
 
-/// JSON without duplicate keys, which nlohmann_json would silently let pass.
-[[nodiscard]] inline Json parse_json(std::string const& file, std::string_view text) {
-  std::vector<std::set<std::string>> keys;
-  std::string duplicate;
-  auto const look = [&](int, Json::parse_event_t event, Json& value) {
-    if (event == Json::parse_event_t::object_start) keys.emplace_back();
-    if (event == Json::parse_event_t::object_end) keys.pop_back();
-    if (event == Json::parse_event_t::key) {
-      auto const* const key = value.get_ptr<Json::string_t const*>();
-      if (!keys.back().insert(*key).second) duplicate = *key;
-    }
-    return true;
-  };
-  auto json = Json::parse(text.begin(), text.end(), look, /*allow_exceptions=*/false);
-  if (json.is_discarded()) fail(file, "isn't JSON");
-  if (!duplicate.empty()) fail(file, "'" + duplicate + "' is there twice; expected once");
-  return json;
-}
+/// JSON without duplicate keys, which nlohmann_json would silently let pass. `what` in front of
+/// messages: "", or "its header ". Raises with place and line of what isn't JSON.
+[[nodiscard]] Json parse_json(std::string const& file, std::string_view text,
+                              std::string const& what = "");
 
 /// The member, or null.
 [[nodiscard]] inline Json const* member(Json const& object, char const* name) {
@@ -77,9 +62,6 @@ using Json = nlohmann::json;
 
 /// Raises unless every scale serves something and what needs one has it.
 void check_loaded(std::string const& file, LoadedScales& loaded, Geometry const& geometry);
-
-/// Whether the file has the safetensors layout.
-[[nodiscard]] bool is_safetensors(std::string const& path);
 
 }  // namespace detail
 }  // namespace quant

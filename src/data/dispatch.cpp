@@ -6,6 +6,7 @@
 #endif
 
 #include <atomic>
+#include <cstdio>
 #include <cstdlib>
 #include <cstring>
 
@@ -49,6 +50,16 @@ Kernels const* usable(VectorLevel level) noexcept {
 constexpr VectorLevel widest_first[] = {VectorLevel::avx512, VectorLevel::avx2,
                                         VectorLevel::baseline};
 
+/// A wish that can't be met is no error, but not silent either.
+void complain(char const* wanted, Kernels const* taken) noexcept {
+  std::fprintf(stderr, "pagedkv: PAGEDKV_VECTOR_LEVEL=%s isn't a level of this machine; it has",
+               wanted);
+  for (VectorLevel const level : widest_first) {
+    if (Kernels const* const k = usable(level)) std::fprintf(stderr, " %s", k->name);
+  }
+  std::fprintf(stderr, "; %s is used\n", taken->name);
+}
+
 Kernels const* best() noexcept {
   char const* const wanted = std::getenv("PAGEDKV_VECTOR_LEVEL");
   Kernels const* found = nullptr;
@@ -58,6 +69,7 @@ Kernels const* best() noexcept {
     if (found == nullptr) found = k;
     if (wanted != nullptr && std::strcmp(wanted, k->name) == 0) return k;
   }
+  if (wanted != nullptr && *wanted != '\0') complain(wanted, found);
   return found;
 }
 

@@ -261,6 +261,117 @@ TEST_CASE("what lies outside the file is refused by what the header says") {
                "says that its header has 3 bytes, the file has 10");
 }
 
+TEST_CASE("all tensors fill the data without hole and overlap, whatever they are") {
+  ScratchFolder const folder;
+  auto const load_at = [&](std::string const& weight, std::string const& more,
+                           std::size_t data_bytes) {
+    auto const scale = layer0 + R"(kv_scale":{"dtype":"F32","shape":[],"data_offsets":[0,4]})";
+    auto const other = R"(w":{"dtype":"F32","shape":[2],"data_offsets":)" + weight + "}";
+    auto const path =
+        folder.file("m.safetensors", with_header("{\"" + other + ",\"" + scale + more + "}",
+                                                 f32_bytes({0.5F, 1, 2, 3}).substr(0, data_bytes)));
+    return quant::load_scales(path, scaled_model(1, "fp8_e4m3"));
+  };
+  CHECK(load_at("[4,12]", "", 12).scales.k(0, 0).value == 0.5F);
+  CHECK(load_at("[4,12]", R"(,"e":{"dtype":"F32","shape":[0],"data_offsets":[4,4]})", 12)
+            .scales.k(0, 0)
+            .value == 0.5F);
+  auto const refuse_at = [&](char const* weight, std::size_t data_bytes, char const* message) {
+    INFO(weight);
+    CHECK_THROWS_WITH(load_at(weight, "", data_bytes), contains_text(message));
+    CHECK_THROWS_WITH(load_at(weight, "", data_bytes), contains_text("m.safetensors: "));
+  };
+  refuse_at("[4,12]", 11,
+            "tensor 'w' lies at [4, 12]; expected begin and end within the file's 11");
+  refuse_at("[4,12]", 11, "cut short");
+  refuse_at("[4,12]", 13, "has 13 bytes of data, but the last tensor, 'w', ends at 12");
+  refuse_at("[5,13]", 13, "tensor 'w' lies at [5, 13]; expected to begin at 4");
+  refuse_at("[5,13]", 13, "a hole");
+  refuse_at("[3,11]", 11, "they overlap");
+  refuse_at("[0,4]", 4, "they overlap");
+  refuse_at("3", 4, "tensor 'w' has no data_offsets");
+  CHECK_THROWS_WITH(
+      quant::load_scales(folder.file("n.safetensors", with_header("{\"" + layer0 +
+                                                                      R"(kv_scale":{"dtype":"F32",)"
+                                                                      R"("shape":[],)"
+                                                                      R"("data_offsets":[4,8]}})",
+                                                                  f32_bytes({1, 2}))),
+                         scaled_model(1, "fp8_e4m3")),
+      contains_text("expected to begin at 0"));
+}
+
+TEST_CASE("a checkpoint's name alone says what it should be, and errors say what it looks like") {
+  ScratchFolder const folder;
+  auto const refuse_file = [&](char const* name, std::string const& bytes, char const* message) {
+    INFO(message);
+    CHECK_THROWS_WITH(quant::load_scales(folder.file(name, bytes), scaled_model(1, "fp8_e4m3")),
+                      contains_text(message));
+  };
+  auto const whole = safetensors({{layer0 + "kv_scale", {0.5F}}});
+  refuse_file("m.safetensors", "", "is empty; a safetensors file begins with");
+  refuse_file("m.safetensors", "abc", "is cut short: it has 3 bytes");
+  refuse_file("m.safetensors", whole.substr(0, 60), "is cut short: it says that its header has ");
+  refuse_file("m", whole.substr(0, 60), "is cut short: it says that its header has ");
+  refuse_file("m.safetensors", "{\"layers\": []}", "isn't a safetensors file: its first 8 bytes");
+  refuse_file("m.safetensors", with_header("[1]", ""), "doesn't begin with '{'");
+  refuse_file("m.safetensors", with_header("{\"a\": [1,", ""), "its header is cut short: its JSON");
+  refuse_file("m.safetensors", with_header("{\"a\": 1 2}", ""), "its header isn't JSON in line 1");
+}
+
+TEST_CASE("only the decoder's layers are the model's; scales of other modules are reported") {
+  for (auto const* const stack :
+       {"model.layers.", "layers.", "model.language_model.layers.", "language_model.model.layers.",
+        "transformer.h.", "h.", "transformer.blocks.", "model.decoder.layers.", "gpt_neox.layers.",
+        "transformer.encoder.layers.", "backbone.layers."}) {
+    INFO(stack);
+    std::string const layer = std::string(stack) + "0.attn.";
+    auto const read = load({{layer + "k_scale", {0.5F}}, {layer + "v_scale", {0.25F}}});
+    CHECK(read.scales.v(0, 0).value == 0.25F);
+    CHECK(read.report.notes.empty());
+  }
+  for (auto const* const module :
+       {"mtp.layers.0.", "model.mtp.layers.0.", "mtp_layers.0.", "vision_tower.encoder.layers.0.",
+        "visual.blocks.0.", "model.visual.blocks.0.", "vision_model.encoder.layers.0.",
+        "vision_tower.vision_model.encoder.layers.7.", "model.encoder.layers.0."}) {
+    INFO(module);
+    std::string const other = std::string(module) + "self_attn.";
+    auto const read = load({{layer0 + "kv_scale", {0.5F}},
+                            {other + "k_scale", {9}},
+                            {other + "k_quant_scale", {9}},
+                            {other + "v_zero_point", {9}}});
+    CHECK(read.scales.k(0, 0).value == 0.5F);
+    CHECK(read.report.set.size() == 2);
+    CHECK_THAT(to_string(read.report), contains_text("note: 3 scales of '"));
+    CHECK_THAT(to_string(read.report),
+               contains_text("' were ignored: not a layer of the decoder (first: '" + other));
+    // It doesn't stand in for a missing one, either.
+    refuse({{other + "kv_scale", {9}}}, "layer 0, K has no scale");
+    refuse({{other + "kv_scale", {9}}}, other + "kv_scale'");
+  }
+}
+
+TEST_CASE("a zero point of -0.0 is 0") {
+  FileTensor const scale{layer0 + "kv_scale", {1}};
+  CHECK(load({scale, {layer0 + "k_zero_point", {-0.0F, 0.0F}, "[2]"}}).report.set.size() == 2);
+  CHECK(load({scale, {layer0 + "k_zero_point", {0x8000}, "[]", "BF16"}}).report.set.size() == 2);
+  refuse({scale, {layer0 + "k_zero_point", {-1}}}, "isn't 0");
+  refuse({scale, {layer0 + "k_zero_point", {0x0080}, "[]", "F16"}}, "isn't 0");
+  refuse({scale, {layer0 + "k_zero_point", {-0.0F}, "[]", "I32"}}, "isn't 0");
+}
+
+TEST_CASE("several files are the shards of one checkpoint") {
+  ScratchFolder const folder;
+  std::vector<std::string> const paths = {
+      folder.file("a.json", "{}"), folder.file("b.json", "{}"),
+      folder.file("c.safetensors", safetensors({{layer0 + "kv_scale", {1}}}))};
+  auto const refuse_files = [&](std::vector<std::string> const& files, char const* message) {
+    CHECK_THROWS_WITH(quant::load_scales(files, scaled_model(1, "fp8_e4m3")),
+                      contains_text(message));
+  };
+  refuse_files({paths[0], paths[1]}, "a.json: isn't a safetensors file, but one of 2 files");
+  refuse_files({paths[2], paths[1]}, "b.json: isn't a safetensors file, but one of 2 files");
+}
+
 TEST_CASE("a checkpoint that is cut short or changed anywhere is read or refused, no more") {
   auto const whole = safetensors(
       {{layer0 + "k_scale", {0.5F, 0.25F}, "[2]"}, {layer0 + "v_scale", {0.5F}, "[1]"}});

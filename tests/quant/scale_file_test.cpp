@@ -95,8 +95,17 @@ TEST_CASE("scale files: every fault is an error that says where and what was exp
       quant::read_scale_file(folder.file("s.json", own_json(R"({"k": [2], "v": [0.5]})")), geometry)
           .scales.k(0, 1)
           .value == 2.0F);
-  refuse("", "isn't JSON");
-  refuse("[1, 2", "isn't JSON");
+  refuse("", "is empty");
+  refuse(" \n", "is empty");
+  refuse("[1, 2", "is cut short: its JSON goes on behind the last byte (line 1, at [2])");
+  refuse(own_json(R"({"k": [2], "v": [0.5]})").substr(0, 100), "is cut short");
+  refuse("{\n\"a\": 1,\n b}", "isn't JSON in line 3, at a, near 'b'");
+  for (char const* const number : {"NaN", "Infinity", "-Infinity", "1e999", "nan", "-inf"}) {
+    refuse(own_json("{\"k\": [2], \"v\": [1]},\n{\"k\": [1, " + std::string(number) + "]}"),
+           (std::string("isn't JSON in line 3, at layers[1].k[1]: '") + number +
+            "' is no finite number; expected scales that are finite and larger than 0")
+               .c_str());
+  }
   refuse("[]", "'format' is missing");
   refuse(R"({"format": "other"})", "expected 'pagedkv.kv_cache_scales'");
   refuse(R"({"format": "pagedkv.kv_cache_scales"})", "version is missing; expected 1");
@@ -179,6 +188,8 @@ TEST_CASE("vLLM's JSON: every fault is an error, never 1.0") {
   refuse(vllm_json(R"({"0": {"0": 1, "1": 1, "2": 1}})"), "unknown layer '2'");
   refuse(vllm_json(R"({"0": {"0": 1, "1": 1, "01": 1}})"), "unknown layer '01'");
   refuse(vllm_json(R"({"1": {"0": 1, "1": 1}})"), "has no rank 0");
+  refuse(vllm_json(R"({"0": {"0": 1, "1": NaN}})"),
+         "at kv_cache.scaling_factor[0][1]: 'NaN' is no finite number");
   refuse(vllm_json(R"({"0": {"0": 1, "1": 0}})"), "kv_cache.scaling_factor[0][1] is 0");
   refuse(vllm_json(R"({"0": {"0": 1, "1": null}})"), "is null; expected a number");
   refuse(vllm_json(R"({"0": {"0": 1, "0": 2, "1": 1}})"), "there twice");

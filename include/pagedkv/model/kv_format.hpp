@@ -2,12 +2,14 @@
 /// \file
 /// How K and V are stored: an element type and how far one scale reaches.
 ///
-/// | element               | granularity                                               | static |
-/// |-----------------------|-----------------------------------------------------------|--------|
-/// | f32, f16, bf16        | none                                                      | -      |
-/// | fp8_e4m3, fp8_e5m2    | per_tensor, per_head, per_token_head, per_block_head      | first two
-/// | | int8                  | per_tensor, per_head, per_token_head                      | first
-/// two | | int8_asym, int4       | per_token_head                                            | - |
+/// | element            | granularity, coarsest first                              |
+/// |--------------------|----------------------------------------------------------|
+/// | f32, f16, bf16     | none                                                     |
+/// | fp8_e4m3, fp8_e5m2 | per_tensor, per_head, per_token_head, per_block_head     |
+/// | int8               | per_tensor, per_head, per_token_head                     |
+/// | int8_asym, int4    | per_token_head                                           |
+///
+/// `per_tensor` and `per_head` are static, the others dynamic.
 ///
 /// A static scale is calibrated once and belongs to the layer; its bytes don't grow with tokens.
 /// All others are stored beside the block they describe. Scales are f32; `int8_asym` and `int4`

@@ -38,7 +38,8 @@ struct ScaleOrigin {
 /// What a reader did.
 struct ScaleReport {
   std::vector<ScaleOrigin> set{};
-  std::vector<std::string> notes{};  ///< what a person should know: shared, ignored, suspicious
+  /// What a person should know: shared, absent, of another module and so ignored, suspicious.
+  std::vector<std::string> notes{};
 };
 
 /// A line for each origin and note.
@@ -58,11 +59,17 @@ void write_scale_file(std::string const& path, ScaleSet const& set);
 [[nodiscard]] LoadedScales read_scale_file(std::string const& path, Geometry const& geometry);
 
 /// Reads the scales of all files of a safetensors checkpoint, in every producer's spelling. They
-/// are for fp8_e4m3; `per_head` if any tensor has more than one number.
+/// are for fp8_e4m3; `per_head` if any tensor has more than one number. Only the decoder's own
+/// layers count (`model.layers.N`, `model.language_model.layers.N`, `transformer.h.N`, ...): scales
+/// of other modules (`mtp.layers.0`, `vision_tower...`) are ignored, and the report says so.
 [[nodiscard]] LoadedScales read_checkpoint_scales(std::span<std::string const> paths,
                                                   Geometry const& geometry);
 
-/// One of the two, by what the files are.
+/// Whether a file is a safetensors checkpoint, whole or not: by its name (*.safetensors) or its
+/// first bytes. Raises if it can't be read.
+[[nodiscard]] bool is_safetensors(std::string const& path);
+
+/// One of the two, by what the files are. Several files are the shards of one checkpoint.
 [[nodiscard]] LoadedScales load_scales(std::span<std::string const> paths,
                                        Geometry const& geometry);
 [[nodiscard]] inline LoadedScales load_scales(std::string const& path, Geometry const& geometry) {

@@ -15,7 +15,9 @@
 #include "load_model.hpp"
 #include "requests.hpp"
 #include "support/cli_errors.hpp"
+#include "support/output_files.hpp"
 #include "support/progress.hpp"
+#include "support/scale_report.hpp"
 
 namespace {
 
@@ -32,15 +34,17 @@ A request is a line of JSON: {"id": "a", "prompt": "Once upon a time"}, or "prom
 "n" (1), "cancel_after" (tokens; not at all). An answer is a line of {"id", "prompt_ids",
 "output_ids", "text", "cached_tokens", "preempted"}, with "index" when n is above 1.
 
-Exit status: 0; 1 when something is wrong with files or options; 3 when a request was refused, since
-its prompt and one token can't fit the pool (the others are answered).)";
+Exit status: 0; 1 when something is wrong with files, or with options that don't fit the model; 3
+when a request was refused, since its prompt and one token can't fit the pool (the others are
+answered); above 100, as CLI11 numbers its errors, for an option that is unknown, missing or
+malformed (105 a value that can't be, 106 one that is missing, 109 an unknown option).)";
 
 struct Arguments {
   std::string model;
   std::string tokenizer;
   std::string kv_format = "f32";
   std::string granularity;
-  std::string scales;
+  std::vector<std::string> scales;
   std::string requests;
   std::string output;
   std::string metrics;
@@ -68,7 +72,10 @@ void add_options(CLI::App& app, Arguments& a) {
                  "how far a scale reaches: per_token_head (default), per_block_head; with --scales "
                  "per_tensor (then default), per_head")
       ->group(cache);
-  app.add_option("--scales", a.scales, "scale file of a static granularity")->group(cache);
+  app.add_option("--scales", a.scales,
+                 "scale file of a static granularity, or all files of a checkpoint")
+      ->type_name("FILE ...")
+      ->group(cache);
   app.add_option("--blocks", a.blocks,
                  "blocks of the pool (default: 1 GiB, or what all requests that run can fill)")
       ->check(CLI::Range(1, INT32_MAX - 1))
@@ -122,6 +129,7 @@ void read_scales(Arguments const& a, kv::KvFormat format, kv::Geometry const& ge
                  engine::EngineOptions& options) {
   if (!is_static(format)) return;
   auto const loaded = kv::quant::load_scales(a.scales, geometry);
+  fmt::print(stderr, "{}", programs::summary(loaded.report));
   bool const a_head = format.granularity == kv::Granularity::per_head;
   auto const heads = static_cast<std::size_t>(geometry.num_kv_heads);
   // One number of a layer serves all of its heads.
@@ -146,6 +154,14 @@ void check_scales(Arguments const& a, kv::KvFormat format) {
                                                " makes its own scales; leave --scales out, or take "
                                                "--granularity per_tensor or per_head");
   }
+}
+
+/// Before anything is written, and before a model is loaded.
+void check_files(Arguments const& a) {
+  std::vector<programs::NamedFile> read = {
+      {"--requests", a.requests}, {"--model", a.model}, {"--tokenizer", a.tokenizer}};
+  for (auto const& path : a.scales) read.push_back({"--scales", path});
+  programs::check_outputs({{"--output", a.output}, {"--metrics", a.metrics}}, read);
 }
 
 /// A GiB, but not more than all that can run could fill, and not less than one request could.
@@ -281,6 +297,7 @@ int run(Arguments const& a) {
   // What can be wrong with options is told before a model is loaded.
   kv::KvFormat const format = format_of(a);
   check_scales(a, format);
+  check_files(a);
   engine::set_matrix_threads(a.threads);
   auto const loaded = engine::load_model(a.model, a.tokenizer);
   auto const& config = loaded.model.config;

@@ -30,7 +30,7 @@ class LineReader {
 
   Request read(std::string const& text) {
     try {
-      json_ = Json::parse(text);
+      json_ = parse(text);
     } catch (Json::parse_error const& error) {
       throw RequestError(place() + error.what());
     }
@@ -53,6 +53,17 @@ class LineReader {
   [[nodiscard]] std::string place() const { return fmt::format("{}:{}: ", path_, line_); }
   [[noreturn]] void fail(std::string_view field, std::string const& problem) const {
     throw RequestError(fmt::format("{}field '{}': {}", place(), field, problem));
+  }
+  /// nlohmann_json would silently take the last of equal names.
+  [[nodiscard]] Json parse(std::string const& text) const {
+    std::set<std::string> names;
+    return Json::parse(text, [&](int depth, Json::parse_event_t event, Json& value) {
+      bool const is_name = event == Json::parse_event_t::key && depth == 1;
+      if (is_name && !names.insert(value.get<std::string>()).second) {
+        fail(value.get<std::string>(), "is there twice; expected once");
+      }
+      return true;
+    });
   }
   /// null is as good as nothing.
   [[nodiscard]] bool has(char const* field) const {

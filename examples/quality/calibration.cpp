@@ -30,6 +30,29 @@ std::vector<float> for_heads(std::vector<float> scales, kv::KvFormat format,
   return scales;
 }
 
+bool is_checkpoint(std::string const& path) {
+  try {
+    return kv::quant::is_safetensors(path);
+  } catch (kv::Error const&) {
+    return false;  // who reads it says what is wrong
+  }
+}
+
+/// What is read at once: each JSON file, and all shards of the checkpoint.
+std::vector<std::vector<std::string>> sources_of(std::vector<std::string> const& paths) {
+  std::vector<std::vector<std::string>> sources;
+  std::vector<std::string> shards;
+  for (auto const& path : paths) {
+    if (is_checkpoint(path)) {
+      shards.push_back(path);
+    } else {
+      sources.push_back({path});
+    }
+  }
+  if (!shards.empty()) sources.push_back(std::move(shards));
+  return sources;
+}
+
 }  // namespace
 
 std::vector<kv::quant::ScaleSet> calibrate(engine::Model const& model, std::string const& name,
@@ -70,16 +93,16 @@ std::string scale_path(std::string const& path, kv::KvFormat format, bool single
   return (whole.parent_path() / name).string();
 }
 
-kv::quant::ScaleSet find_scales(std::vector<std::string> const& paths,
-                                engine::ModelConfig const& config, kv::KvFormat format) {
+kv::quant::LoadedScales find_scales(std::vector<std::string> const& paths,
+                                    engine::ModelConfig const& config, kv::KvFormat format) {
   auto const geometry = engine::geometry_of(config, format, 16);
   std::string problems;
-  std::optional<kv::quant::ScaleSet> coarser;
-  for (auto const& path : paths) {
+  std::optional<kv::quant::LoadedScales> coarser;
+  for (auto const& source : sources_of(paths)) {
     try {
-      auto set = kv::quant::load_scales(path, geometry).scales;
-      if (set.format == format) return set;
-      coarser = std::move(set);
+      auto loaded = kv::quant::load_scales(source, geometry);
+      if (loaded.scales.format == format) return loaded;
+      coarser = std::move(loaded);
     } catch (kv::Error const& error) {
       problems += std::string("\n  ") + error.what();
     }

@@ -12,6 +12,7 @@
 
 #include <pagedkv/data/kv_storage.hpp>
 #include <pagedkv/model/kv_format.hpp>
+#include <pagedkv/quant/scale_file.hpp>
 #include <pagedkv/quant/scale_set.hpp>
 
 #include "model.hpp"
@@ -34,12 +35,12 @@ class MissingScales : public std::runtime_error {
 [[nodiscard]] std::string scale_path(std::string const& path, pagedkv::KvFormat format,
                                      bool single);
 
-/// The scales of a static format in one of these files (own JSON, vLLM's JSON, safetensors); for
-/// `per_head`, one with the heads' own scales before one with the tensor's. Throws
-/// `MissingScales` with what was wrong with each file.
-[[nodiscard]] pagedkv::quant::ScaleSet find_scales(std::vector<std::string> const& paths,
-                                                   engine::ModelConfig const& config,
-                                                   pagedkv::KvFormat format);
+/// The scales of a static format in one of these files (own JSON, vLLM's JSON), or in all that are
+/// safetensors: those are one checkpoint. For `per_head`, one with the heads' own scales before one
+/// with the tensor's. Throws `MissingScales` with what was wrong with each.
+[[nodiscard]] pagedkv::quant::LoadedScales find_scales(std::vector<std::string> const& paths,
+                                                       engine::ModelConfig const& config,
+                                                       pagedkv::KvFormat format);
 
 /// As `KvStorage` takes them: a `per_tensor` set gives every head of a `per_head` format its scale.
 [[nodiscard]] std::vector<pagedkv::StaticScales> storage_scales(pagedkv::quant::ScaleSet const& set,

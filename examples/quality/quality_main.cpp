@@ -2,8 +2,7 @@
 /// \file
 /// pagedkv-quality: what each KV format costs in quality.
 ///
-/// Exit status: 0; 1 for a file that can't be read or written, or formats without the scales they
-/// need; what CLI11 gives for a wrong option.
+/// Exit status: what the description says.
 #include <fmt/format.h>
 
 #include <CLI/CLI.hpp>
@@ -28,7 +27,9 @@
 #include "needle_search.hpp"
 #include "rows.hpp"
 #include "support/cli_errors.hpp"
+#include "support/output_files.hpp"
 #include "support/progress.hpp"
+#include "support/scale_report.hpp"
 
 namespace {
 
@@ -45,7 +46,12 @@ constexpr char const* description =
 
 --needle attention needs no model: a made-up layer looks one token up in contexts of up to 131,072,
 through the paged cache. With --model and --text: bytes per token, perplexity, and divergence from
-an f32 cache. --needle model: a sentence in a text that the model has to remember.)";
+an f32 cache. --needle model: a sentence in a text that the model has to remember.
+
+Exit status: 0; 1 for a file that can't be read or written, formats without the scales they need, or
+lengths of which the model takes none; above 100, as CLI11 numbers its errors, for an option that is
+unknown, missing or malformed (105 a value that can't be, 106 one that is missing, 109 an unknown
+option).)";
 
 struct Arguments {
   std::vector<std::string> needles;
@@ -111,7 +117,9 @@ void add_scale_options(CLI::App& app, Arguments& a) {
       ->check(CLI::PositiveNumber)
       ->capture_default_str()
       ->needs(calibrate);
-  app.add_option("--scales", a.scales, "files with static scales")->type_name("FILE ...");
+  app.add_option("--scales", a.scales,
+                 "files with static scales; those of a checkpoint are read as one")
+      ->type_name("FILE ...");
 }
 
 void add_options(CLI::App& app, Arguments& a) {
@@ -215,6 +223,11 @@ class ModelRun {
       if (length <= positions) continue;
       fmt::print(stderr, "{} tokens left out: the model takes {}\n", length, positions);
     }
+    if (lengths.empty()) {
+      throw std::runtime_error(
+          fmt::format("--lengths: the model takes contexts of {} tokens at most, none of {} fits",
+                      positions, fmt::join(search.lengths, ",")));
+    }
     auto const count = formats_.size() * lengths.size() * quality::num_needles;
     programs::Progress progress(static_cast<std::int64_t>(count), true, "needles");
     return quality::search_model_needles(loaded_.model, *loaded_.tokenizer, search,
@@ -246,8 +259,11 @@ class ModelRun {
       if (!quality::is_static(format)) {
         scaled.push_back({format});
       } else if (!files.empty() || !a_.formats.empty()) {
-        auto const set = quality::find_scales(files, config, format);
+        auto const [set, report] = quality::find_scales(files, config, format);
         scaled.push_back({format, quality::storage_scales(set, format, config.num_kv_heads)});
+        if (!a_.calibrate) {
+          fmt::print(stderr, "Scales of {}:\n{}", kv::to_string(format), programs::summary(report));
+        }
       } else {
         fmt::print(stderr, "{} left out: it needs scales (--calibrate or --scales)\n",
                    kv::to_string(format));
@@ -282,8 +298,18 @@ class ModelRun {
   std::vector<quality::ScaledFormat> formats_;
 };
 
+/// Before a run that may take long.
+void check_files(Arguments const& a) {
+  std::vector<programs::NamedFile> written = {{"--json", a.json_path}, {"--html", a.html_path}};
+  std::vector<programs::NamedFile> read = {
+      {"--model", a.model}, {"--tokenizer", a.tokenizer}, {"--text", a.text}};
+  for (auto const& path : a.scales) (a.calibrate ? written : read).push_back({"--scales", path});
+  programs::check_outputs(written, read);
+}
+
 int run(Arguments const& a) {
   require_sense(a);
+  check_files(a);
   quality::Rows rows;
   std::optional<ModelRun> model;
   if (!a.model.empty()) model.emplace(a);

@@ -145,6 +145,9 @@ TEST_CASE("a bad line is refused with its file, line and field") {
     return result.err;
   };
   CHECK_THAT(error("{"), contains_text("parse error"));
+  CHECK_THAT(error(R"({"id": 1, "prompt": "A", "prompt": "B"})"),
+             contains_text("field 'prompt': is there twice; expected once"));
+  CHECK_THAT(error(R"({"id": 1, "id": 1, "prompt": "A"})"), contains_text("field 'id'"));
   CHECK_THAT(error("[]"), contains_text("expected an object"));
   CHECK_THAT(error(R"({"prompt": "A"})"), contains_text("field 'id': is missing"));
   CHECK_THAT(error(R"({"id": "good", "prompt": "A"})"), contains_text("field 'id'"));
@@ -201,6 +204,9 @@ TEST_CASE("static scales come from a file, and one of a layer serves all of its 
     CHECK(result.status == 0);
     CHECK(f.answers().at("\"a\"")["output_ids"].size() == 5);
     CHECK_THAT(result.out, contains_text("fp8_e4m3/per_"));
+    CHECK_THAT(result.err,
+               contains_text("2 layers, 0 to 1, K: 1 scale from layers[N].k of " + path));
+    CHECK_THAT(result.err, contains_text("2 layers, 0 to 1, V: "));
   }
   set.layers.pop_back();
   kv::quant::write_scale_file(path, set);
@@ -208,6 +214,68 @@ TEST_CASE("static scales come from a file, and one of a layer serves all of its 
   CHECK(result.status == 1);
   CHECK_THAT(result.err, contains_text("scales.json"));
   CHECK(f.run(line, fmt::format("--scales '{}'", path)).status != 0);
+}
+
+/// A safetensors file with one f32 number for each name.
+std::string checkpoint_of(std::vector<std::string> const& names, float number) {
+  std::string header, data;
+  for (auto const& name : names) {
+    header += fmt::format(R"({}"{}":{{"dtype":"F32","shape":[],"data_offsets":[{},{}]}})",
+                          header.empty() ? "" : ",", name, data.size(), data.size() + 4);
+    data.append(reinterpret_cast<char const*>(&number), 4);
+  }
+  header = "{" + header + "}";
+  std::uint64_t const size = header.size();
+  return std::string(reinterpret_cast<char const*>(&size), 8) + header + data;
+}
+
+TEST_CASE("all shards of a checkpoint are read together, and shared scales are pointed out") {
+  Fixture f;
+  std::string const line = R"({"id": "a", "prompt": "HELLO", "max_tokens": 5, "stop_ids": []})";
+  auto const one = f.folder.file("1.safetensors");
+  auto const two = f.folder.file("2.safetensors");
+  testing::write_file(one, checkpoint_of({"model.layers.0.self_attn.kv_scale"}, 0.02F));
+  testing::write_file(
+      two, checkpoint_of({"model.layers.1.self_attn.kv_scale", "mtp.layers.0.self_attn.kv_scale"},
+                         0.03F));
+  auto const result = f.run(line, fmt::format("--kv-format fp8_e4m3 --scales '{}' '{}'", one, two));
+  INFO(result.err);
+  CHECK(result.status == 0);
+  CHECK_THAT(result.err,
+             contains_text("layer 1 V: 1 scale from model.layers.1.self_attn.kv_scale"));
+  CHECK_THAT(result.err, contains_text("note, 2 times: layer N: "));
+  CHECK_THAT(result.err, contains_text("feeds both K and V"));
+  CHECK_THAT(result.err, contains_text("a scale of 'mtp.layers' was ignored"));
+  auto const lacking = f.run(line, fmt::format("--kv-format fp8_e4m3 --scales '{}'", one));
+  CHECK(lacking.status == 1);
+  CHECK_THAT(lacking.err, contains_text("layer 1, K has no scale"));
+}
+
+TEST_CASE("files that can't be written, or would be written over, are refused before the run") {
+  Fixture f;
+  std::string const line = R"({"id": "a", "prompt": "HELLO", "max_tokens": 5})";
+  auto const requests = f.folder.file("r.jsonl");
+  auto const refuse = [&](std::string const& options, std::string const& message) {
+    INFO(options);
+    testing::write_file(requests, line);
+    auto const result = kv::testing::run_program(
+        "pagedkv-engine", fmt::format("--model '{}' --requests '{}' {}",
+                                      f.folder.file("model.gguf"), requests, options));
+    CHECK(result.status == 1);
+    CHECK_THAT(result.err, contains_text(message));
+    CHECK(kv::testing::read_file(requests) == line);
+    CHECK(kv::testing::read_file(f.folder.file("o.jsonl")).empty());
+  };
+  refuse(fmt::format("--output '{}'", requests),
+         "--output would write over the file of --requests");
+  refuse(fmt::format("--output '{}'", f.folder.file("./r.jsonl")), "over the file of --requests");
+  refuse(fmt::format("--output '{}'", f.folder.file("model.gguf")), "over the file of --model");
+  refuse(fmt::format("--output '{0}' --metrics '{0}'", f.folder.file("o.jsonl")),
+         "--metrics would write over the file of --output");
+  refuse(fmt::format("--output '{}'", f.folder.file("no/o")), "can't be written (--output)");
+  refuse(
+      fmt::format("--output '{}' --metrics '{}'", f.folder.file("o.jsonl"), f.folder.file("no/m")),
+      "can't be written (--metrics)");
 }
 
 TEST_CASE("streaming prints the text of an only request as it is") {

@@ -230,9 +230,9 @@ TEST_CASE("of several files the one for the format serves, a tensor's for heads 
   kv::testing::TemporaryFolder const folder;
   std::vector<std::string> const paths = {folder.file("a.json"), folder.file("b.json")};
   for (std::size_t i = 0; i < 2; ++i) kv::quant::write_scale_file(paths[i], sets[i]);
-  CHECK(quality::find_scales(paths, model.config, heads) == sets[1]);
-  CHECK(quality::find_scales(paths, model.config, tensor) == sets[0]);
-  auto const alone = quality::find_scales({paths[0]}, model.config, heads);
+  CHECK(quality::find_scales(paths, model.config, heads).scales == sets[1]);
+  CHECK(quality::find_scales(paths, model.config, tensor).scales == sets[0]);
+  auto const alone = quality::find_scales({paths[0]}, model.config, heads).scales;
   CHECK(alone.layers == sets[0].layers);
   auto const spread = quality::storage_scales(alone, heads, 2);
   CHECK(spread[0].k == std::vector<float>{sets[0].layers[0].k[0], sets[0].layers[0].k[0]});

@@ -46,6 +46,32 @@ TEST_CASE("nothing asked for, a wrong name, a missing file: refused with a reaso
   CHECK_THAT(quality("--neddle attention").err, contains_text("did you mean --needle?"));
 }
 
+TEST_CASE("files that can't be written, or would be written over, are refused before the run") {
+  testing::TemporaryFolder const folder;
+  auto const json = folder.file("x.json");
+  auto const twice = quality("--needle attention --json " + json + " --html " + json);
+  CHECK(twice.status == 1);
+  CHECK_THAT(twice.err, contains_text("--html would write over the file of --json"));
+  auto const nowhere = quality("--needle attention --json " + folder.file("no/x.json"));
+  CHECK(nowhere.status == 1);
+  CHECK(nowhere.out.empty());
+  CHECK_THAT(nowhere.err, contains_text("can't be written (--json)"));
+  CHECK(testing::read_file(json).empty());
+}
+
+TEST_CASE("a vector level that isn't one is named, with those that are") {
+  std::string const run = "--needle attention --lengths 256 --formats fp8_e4m3/per_token_head";
+  ::setenv("PAGEDKV_VECTOR_LEVEL", "avx9", 1);
+  auto const wrong = quality(run);
+  ::setenv("PAGEDKV_VECTOR_LEVEL", "baseline", 1);
+  auto const right = quality(run);
+  ::unsetenv("PAGEDKV_VECTOR_LEVEL");
+  CHECK(wrong.status == 0);
+  CHECK_THAT(wrong.err, contains_text("PAGEDKV_VECTOR_LEVEL=avx9 isn't a level of this machine"));
+  CHECK_THAT(wrong.err, contains_text(" baseline;"));
+  CHECK(right.err.empty());
+}
+
 /// The trained model and its text, where they are at hand.
 struct Stories {
   std::string folder = PAGEDKV_SOURCE_DIR "/../shared/data/";
@@ -81,6 +107,7 @@ TEST_CASE("a model's rows, with calibrated scales in files that serve again") {
                               " --json " + again);
   INFO(second.err);
   CHECK(second.status == 0);
+  CHECK_THAT(second.err, contains_text("5 layers, 0 to 4, K: 1 scale from layers[N].k of " + one));
 }
 
 TEST_CASE("a model's needle: a row for each depth, lengths beyond the model left out aloud") {
@@ -100,6 +127,18 @@ TEST_CASE("a model's needle: a row for each depth, lengths beyond the model left
   CHECK(rows[10]["needle"] == "model");
   CHECK(rows[10]["depth"] == 1.0);
   CHECK(rows[11]["format"] == "f32");
+}
+
+TEST_CASE("a model's needle: lengths of which the model takes none are an error") {
+  Stories const stories;
+  if (stories.missing) {
+    WARN("skipped: there is no ../shared/data/tinyllamas");
+    return;
+  }
+  auto const result =
+      quality(stories.arguments + "--needle model --lengths 513,1024 --formats f16");
+  CHECK(result.status == 1);
+  CHECK_THAT(result.err, contains_text("takes contexts of 512 tokens at most, none of 513,1024"));
 }
 
 TEST_CASE("static formats: an error when named without scales, left out aloud when not named") {

@@ -87,20 +87,6 @@ TEST_CASE("Two blocks that write one cell are a race", "[emulated]") {
   CHECK(found.races > 0);
   CHECK_THAT(found.race_place, contains_text("scatter.cuh:"));
 }
-#elif PAGEDKV_UNDER_ASAN
-TEST_CASE("Wild writes are reported with their line", "[emulated]") {
-  auto const offset =
-      emulated::death_of([] { scatter_rows<ScatterBug::offset_of_32_bits>(large_pool()); });
-  CHECK_THAT(offset, contains_text("scatter.cuh:"));
-  auto const padding = emulated::death_of([] {
-    scatter_rows<ScatterBug::unchecked_slot>({64, {1, -1}});
-  });
-  CHECK_THAT(padding, contains_text("scatter.cuh:"));
-  auto const past = emulated::death_of([] {
-    scatter_rows<ScatterBug::unchecked_slot>({64, {1, 64}});
-  });
-  CHECK_THAT(past, contains_text("scatter.cuh:"));
-}
 #else
 TEST_CASE("An offset of 32 bits is a fault that names the pool", "[emulated]") {
   auto const found = emulated::try_all_schedules(
@@ -112,22 +98,28 @@ TEST_CASE("An offset of 32 bits is a fault that names the pool", "[emulated]") {
   CHECK_THAT(found.faults[0], contains_text("of 'pool'"));
 }
 
-TEST_CASE("A slot that nobody checked is a fault that names the pool", "[emulated]") {
-  // Right in front of the pool there is no page that faults: what is written there is found out.
-  auto const padding = emulated::try_all_schedules([](int) {
-    return scatter_rows<ScatterBug::unchecked_slot>({64, {1, -1}});
-  });
-  INFO(padding.text());
-  CHECK(padding.faulted == padding.runs);
-  REQUIRE(!padding.faults.empty());
-  CHECK_THAT(padding.faults[0], contains_text("next to 'pool'"));
-
-  auto const past = emulated::try_all_schedules([](int) {
+TEST_CASE("A slot past the pool is a fault that names it", "[emulated]") {
+  auto const found = emulated::try_all_schedules([](int) {
     return scatter_rows<ScatterBug::unchecked_slot>({64, {1, 64}});
   });
-  INFO(past.text());
-  CHECK(past.faulted == past.runs);
-  REQUIRE(!past.faults.empty());
-  CHECK_THAT(past.faults[0], contains_text("access at byte 5120 of 'pool', which has 5120 bytes"));
+  INFO(found.text());
+  CHECK(found.faulted == found.runs);
+  REQUIRE(!found.faults.empty());
+  CHECK_THAT(found.faults[0], contains_text("of 'pool', which has 5120 bytes"));
+}
+
+// Right in front of the pool there is no page that faults: ASan knows the line, the executor finds
+// out what was written there.
+TEST_CASE("Padding that is written is found", "[emulated]") {
+  auto const padding = [](int) { return scatter_rows<ScatterBug::unchecked_slot>({64, {1, -1}}); };
+#if PAGEDKV_UNDER_ASAN
+  CHECK_THAT(emulated::death_of([&] { padding(1); }), contains_text("scatter.cuh:"));
+#else
+  auto const found = emulated::try_all_schedules(padding);
+  INFO(found.text());
+  CHECK(found.faulted == found.runs);
+  REQUIRE(!found.faults.empty());
+  CHECK_THAT(found.faults[0], contains_text("next to 'pool'"));
+#endif
 }
 #endif

@@ -29,10 +29,11 @@ set(tsan_flags
     -std=c++20 -O1 -g1 -fno-strict-aliasing -I${PROJECT_SOURCE_DIR}/include -I${emulated_dir}
     -I${CMAKE_CURRENT_SOURCE_DIR}/support -DFMT_HEADER_ONLY=1
     -DPAGEDKV_SOURCE_DIR="${PROJECT_SOURCE_DIR}")
-foreach(include IN LISTS catch_includes fmt_includes)
-  if(include)
-    list(APPEND tsan_flags -isystem ${include})
-  endif()
+set(tsan_includes ${catch_includes} ${fmt_includes})
+list(FILTER tsan_includes EXCLUDE REGEX NOTFOUND)
+list(REMOVE_ITEM tsan_includes ${CMAKE_CXX_IMPLICIT_INCLUDE_DIRECTORIES})
+foreach(include IN LISTS tsan_includes)
+  list(APPEND tsan_flags -isystem ${include})
 endforeach()
 
 set(tsan_objects)

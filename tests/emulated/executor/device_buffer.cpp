@@ -19,7 +19,7 @@ namespace emulated {
 namespace {
 constexpr std::size_t guard = std::size_t{8} << 30;
 constexpr std::size_t page = 4096;
-constexpr unsigned char canary = 0xA5;
+[[maybe_unused]] constexpr unsigned char canary = 0xA5;
 GuardedMemory* newest = nullptr;
 }  // namespace
 

@@ -12,6 +12,7 @@
 #include <cstring>
 #include <memory>
 #include <numeric>
+#include <utility>
 
 #include <pagedkv/data/cuda/device.cuh>
 
@@ -498,7 +499,8 @@ void unmap_stacks() {
 
 // Wild accesses
 
-#if !PAGEDKV_UNDER_ASAN && !PAGEDKV_UNDER_TSAN
+// TSan does not let a handler be left but by returning.
+#if !PAGEDKV_UNDER_TSAN
 alignas(16) char signal_stack[64 * 1024];
 
 void describe_wild_access(char const* at, char* text, std::size_t size) {
@@ -602,16 +604,18 @@ void start_block(uint3 block) {
   release(&e.sync->start);
 }
 
+/// Names a thread that waits in a barrier and one that waits in a collective.
 void report_deadlock() {
   auto& e = executor;
+  bool named[2] = {};
   for (unsigned i = 0; i < e.num_threads; ++i) {
     Thread const& thread = e.threads[i];
     if (thread.state != State::waiting) continue;
-    bool const barrier = thread.kind <= Collective::sync_threads_count;
+    bool const collective = thread.kind > Collective::sync_threads_count;
+    if (std::exchange(named[collective ? 1 : 0], true)) continue;
     note(thread, thread.site,
-         barrier ? "deadlock: this barrier waits for threads that never come"
-                 : "deadlock: this collective waits for lanes of its mask that never come");
-    if (num_faults >= 2) return;  // one of each side is enough
+         collective ? "deadlock: this collective waits for lanes of its mask that never come"
+                    : "deadlock: this barrier waits for threads that never come");
   }
 }
 

@@ -1,7 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 /// \file
-/// device.cuh under nvcc. Include that, not this.
+/// device.cuh under nvcc. Include that, not this. Empty under a host compiler.
 #pragma once
+
+#if defined(__CUDACC__)
 
 #include <cuda_runtime.h>
 
@@ -171,3 +173,5 @@ PAGEDKV_DEVICE float exp2_approx(float x) {
 
 }  // namespace cuda
 PAGEDKV_NAMESPACE_END
+
+#endif

@@ -3,7 +3,8 @@
 # Installs the Debian packages that are missing; with sudo when not root. Debian 12 and later.
 #
 #   scripts/install-deps.sh          what the build, the tests and the programs need
-#   scripts/install-deps.sh --dev    also clang, clang-format, clang-tidy and clang's sanitizers
+#   scripts/install-deps.sh --dev    also clang, clang-format, clang-tidy, clang's sanitizers, and
+#                                    clang 19 where Debian has it: kernels are run under its TSan
 set -euo pipefail
 
 packages=(g++ cmake ninja-build libfmt-dev libxxhash-dev catch2 libbenchmark-dev nlohmann-json3-dev
@@ -15,7 +16,8 @@ for argument in "$@"; do
     *) echo "install-deps.sh: unknown option '$argument'; the only one is --dev" >&2; exit 2 ;;
   esac
 done
-((dev)) && packages+=(clang clang-format clang-tidy)
+# llvm: sanitizers name lines by its symbolizer.
+((dev)) && packages+=(clang clang-format clang-tidy llvm)
 
 if ! command -v dpkg-query > /dev/null; then
   echo "install-deps.sh: not a Debian system; install by hand: ${packages[*]}" >&2
@@ -51,4 +53,8 @@ if ((dev)); then
   # The sanitizers' package carries clang's version in its name.
   clang_major=$(clang --version | sed -n 's/.*clang version \([0-9]*\).*/\1/p;q')
   install_missing "libclang-rt-$clang_major-dev"
+  # Without it the TSan tests of kernels are skipped.
+  if apt-cache show clang-19 &> /dev/null; then
+    install_missing clang-19 libclang-rt-19-dev llvm-19
+  fi
 fi

@@ -114,6 +114,41 @@ template <class Rows>
          is_aligned(side.pool, chunk < 16 ? chunk : 16);
 }
 
+// ---- what launchers share -----------------------------------------------------------------------
+
+/// Blocks of `threads` for so many threads; 0 if there are too many for a launch.
+inline unsigned blocks_of(std::int64_t num_threads, std::int64_t threads) {
+  std::int64_t const blocks = (num_threads + threads - 1) / threads;
+  return blocks <= INT32_MAX ? static_cast<unsigned>(blocks) : 0U;
+}
+
+inline bool is_row_element(Element element) {
+  return element == Element::f32 || element == Element::f16 || element == Element::bf16;
+}
+inline std::int64_t natural_alignment(Element element) {
+  return element == Element::f32 ? 4 : element == Element::f16 || element == Element::bf16 ? 2 : 1;
+}
+
+template <class Rows>
+bool side_works(KvTensor const& t, Rows const& rows) {
+  if (t.head_dim == 0) return true;
+  return t.head_dim > 0 && t.head_dim <= max_head_dim && is_valid(t.format) &&
+         t.format.element != Element::f32 && is_row_element(rows.element) && rows.data != nullptr &&
+         t.data != nullptr &&
+         (t.scales != nullptr) == (t.format.granularity != Granularity::none) &&
+         is_aligned(rows_args(rows), natural_alignment(rows.element)) &&
+         is_aligned(pool_args(t), natural_alignment(t.format.element));
+}
+template <class Rows>
+SideArgs side_args(KvTensor const& t, Rows const& rows) {
+  if (t.head_dim == 0) return {};
+  return {rows_args(rows), pool_args(t), t.head_dim};
+}
+inline bool view_works(KvView const& view, std::int32_t layer) {
+  return layer >= 0 && static_cast<std::size_t>(layer) < view.layers.size() &&
+         view.num_blocks >= 1 && view.block_tokens >= 1 && view.num_kv_heads >= 1;
+}
+
 // ---- access -------------------------------------------------------------------------------------
 
 /// Reads a chunk that begins at a multiple of 16 bytes and isn't written by this launch.

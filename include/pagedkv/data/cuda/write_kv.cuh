@@ -433,12 +433,6 @@ cudaError_t launch_write(WriteCall const& call, void (*kernel)(Args), dim3 grid,
                              : launch(kernel, grid, threads, 0, call.stream, args);
 }
 
-/// Blocks of `threads` for so many threads; 0 if there are too many for a launch.
-inline unsigned blocks_of(std::int64_t num_threads, std::int64_t threads) {
-  std::int64_t const blocks = (num_threads + threads - 1) / threads;
-  return blocks <= INT32_MAX ? static_cast<unsigned>(blocks) : 0U;
-}
-
 inline cudaError_t write_any_side(WriteCall const& call, SideArgs const& side) {
   if (side.dim == 0) return cudaSuccess;
   AnyWriteArgs args;
@@ -514,13 +508,6 @@ cudaError_t launch_per_block_head(WriteCall const& call) {
   return launch_write(call, &write_per_block_head<in, out>, grid, block_write_threads, args);
 }
 
-inline bool is_row_element(Element element) {
-  return element == Element::f32 || element == Element::f16 || element == Element::bf16;
-}
-inline std::int64_t natural_alignment(Element element) {
-  return element == Element::f32 ? 4 : element == Element::f16 || element == Element::bf16 ? 2 : 1;
-}
-
 }  // namespace detail
 
 /// One kernel: the format of both tensors is `{out, granularity}`, the rows' element is `in`.
@@ -580,26 +567,6 @@ inline cudaError_t write_call(WriteCall const& call) {
     case Element::bf16: return write_from<Element::bf16>(call);
     default: return cudaErrorInvalidValue;
   }
-}
-
-template <class Rows>
-bool side_works(KvTensor const& t, Rows const& rows) {
-  if (t.head_dim == 0) return true;
-  return t.head_dim > 0 && t.head_dim <= max_head_dim && is_valid(t.format) &&
-         t.format.element != Element::f32 && is_row_element(rows.element) && rows.data != nullptr &&
-         t.data != nullptr &&
-         (t.scales != nullptr) == (t.format.granularity != Granularity::none) &&
-         is_aligned(rows_args(rows), natural_alignment(rows.element)) &&
-         is_aligned(pool_args(t), natural_alignment(t.format.element));
-}
-template <class Rows>
-SideArgs side_args(KvTensor const& t, Rows const& rows) {
-  if (t.head_dim == 0) return {};
-  return {rows_args(rows), pool_args(t), t.head_dim};
-}
-inline bool view_works(KvView const& view, std::int32_t layer) {
-  return layer >= 0 && static_cast<std::size_t>(layer) < view.layers.size() &&
-         view.num_blocks >= 1 && view.block_tokens >= 1 && view.num_kv_heads >= 1;
 }
 
 /// See operations.hpp. One launch where K and V agree in format and input, else one each.

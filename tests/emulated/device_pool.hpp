@@ -23,13 +23,13 @@ namespace pagedkv::testing {
 
 namespace emulated = cuda::emulated;
 
-/// 6 orders of each schedule: 24.
+/// 5 orders of each schedule: 20.
 template <class Run>
 [[nodiscard]] emulated::Findings try_orders(Run run) {
   emulated::Findings all;
   for (auto const schedule : {emulated::Schedule::random, emulated::Schedule::warp_skew,
                               emulated::Schedule::ascending, emulated::Schedule::descending}) {
-    for (int seed = 1; seed <= (PAGEDKV_UNDER_TSAN ? 1 : 6); ++seed) {
+    for (int seed = 1; seed <= (PAGEDKV_UNDER_TSAN ? 1 : 5); ++seed) {
       emulated::options() = {schedule, static_cast<std::uint64_t>(seed)};
       emulated::Result const result = run(seed);
       ++all.runs;
@@ -62,10 +62,10 @@ class DevicePool {
   }
   [[nodiscard]] KvView const& view() const { return view_; }
   [[nodiscard]] KvLayer const* layers() const { return layers_.data(); }
-  [[nodiscard]] bool equals(KvStorage& oracle) const {
-    auto const memory = oracle.memory();
-    return std::memcmp(memory_.data(), memory.data(), memory.size()) == 0;
+  [[nodiscard]] bool equals(std::span<std::byte const> expected) const {
+    return std::memcmp(memory_.data(), expected.data(), expected.size()) == 0;
   }
+  [[nodiscard]] bool equals(KvStorage& oracle) const { return equals(oracle.memory()); }
 
  private:
   emulated::DeviceBuffer<std::byte> memory_;

@@ -22,77 +22,101 @@ struct Case {
   bool is_table = false;  ///< a dense table instead of lists
 };
 
-/// Three sequences, one of them without rows, of an order of blocks of the seed's; rows behind the
-/// last and rows of positions past a sequence's blocks stay as they were.
-emulated::Result gathers(Case const& c, int seed) {
-  std::mt19937 random(static_cast<unsigned>(seed));
-  std::int32_t const block_tokens = seed % 2 == 0 ? 4 : 3;
-  Geometry const g{.num_layers = 1,
-                   .num_kv_heads = num_heads,
-                   .head_dim_k = c.dim_k,
-                   .head_dim_v = c.dim_v,
-                   .block_tokens = block_tokens,
-                   .format = c.format};
-  KvStorage oracle(g, num_blocks, c.layout, scales_for(g));
-  std::vector<Slot> all;
-  for (Slot s = 0; s < num_blocks * block_tokens; ++s) all.push_back(s);
-  auto const n = static_cast<std::int64_t>(all.size());
-  Rows::Shape const k_shape{n, num_heads, c.dim_k};
-  Rows::Shape const v_shape{n, num_heads, std::max(c.dim_v, 1)};
-  Rows k(k_shape);
-  Rows v(v_shape);
-  fill_rows(k, k_shape, random, 2.0F);
-  fill_rows(v, v_shape, random, 5.0F);
-  cpu::scalar::write_kv(oracle.view(), 0, k.rows(), v.rows(), all);
+/// Three sequences, one of them without rows; rows behind the last, and rows of positions past a
+/// sequence's blocks, stay as they were. What is read is found once, for every order of threads.
+class Gathering {
+ public:
+  Gathering(Case const& c, unsigned seed)
+      : block_tokens_(seed % 2 == 0 ? 4 : 3),
+        geometry_{.num_layers = 1,
+                  .num_kv_heads = num_heads,
+                  .head_dim_k = c.dim_k,
+                  .head_dim_v = c.dim_v,
+                  .block_tokens = block_tokens_,
+                  .format = c.format},
+        oracle_(geometry_, num_blocks, c.layout, scales_for(geometry_)),
+        // The first sequence asks for two positions more than its blocks have.
+        offsets_{0, 2 * block_tokens_, 2 * block_tokens_, 6 * block_tokens_ - 1},
+        is_table_(c.is_table),
+        empty_k_({max_rows(), num_heads, c.dim_k, c.output, c.gap, c.gap}),
+        empty_v_({max_rows(), num_heads, std::max(c.dim_v, 1), c.output, c.gap, 0}),
+        want_k_(empty_k_),
+        want_v_(empty_v_) {
+    std::mt19937 random(seed);
+    fill_pool(c, random);
+    auto const blocks = random_blocks(num_blocks, random);
+    table_.assign(blocks.begin(), blocks.begin() + 6);
+    read({blocks[0], blocks[1]}, {2, 2 * block_tokens_ - 2}, 0);
+    read({blocks[2], blocks[3], blocks[4], blocks[5]}, {1, 4 * block_tokens_ - 1}, offsets_[1]);
+    if (c.is_table) {
+      table_ = {blocks[0], blocks[1], -1,        99,        -1,        -1,
+                -1,        -1,        blocks[2], blocks[3], blocks[4], blocks[5]};
+    }
+  }
 
-  auto const blocks = random_blocks(num_blocks, random);
-  std::vector<std::int32_t> table(blocks.begin(), blocks.begin() + 6);
-  std::vector<std::int32_t> const indptr = {0, 2, 2, 6};
-  if (c.is_table)
-    table = {blocks[0], blocks[1], -1,        99,        -1,        -1,
-             -1,        -1,        blocks[2], blocks[3], blocks[4], blocks[5]};
-  std::vector<std::int32_t> const first = {2, 0, 1};
-  // The first sequence asks for two positions more than its blocks have.
-  std::int64_t const count0 = 2 * block_tokens - 2 + 2;
-  std::int64_t const count2 = 4 * block_tokens - 1;
-  std::vector<std::int64_t> const offsets = {0, count0, count0, count0 + count2};
-  std::int64_t const max_rows = offsets.back() + 3;
+  emulated::Result run() {
+    DevicePool pool(oracle_);
+    DeviceRows const k(empty_k_);
+    DeviceRows const v(empty_v_);
+    emulated::DeviceBuffer<std::int32_t> const table(table_, "table");
+    emulated::DeviceBuffer<std::int32_t> const indptr(std::vector<std::int32_t>{0, 2, 2, 6},
+                                                      "indptr");
+    emulated::DeviceBuffer<std::int32_t> const first(std::vector<std::int32_t>{2, 0, 1},
+                                                     "first positions");
+    emulated::DeviceBuffer<std::int64_t> const offsets(offsets_, "row offsets");
+    cuda::GatherRanges ranges;
+    ranges.indices = table.data();
+    ranges.indptr = is_table_ ? nullptr : indptr.data();
+    ranges.table_stride = is_table_ ? 4 : 0;
+    ranges.first_positions = first.data();
+    ranges.row_offsets = offsets.data();
+    ranges.num_sequences = 3;
+    ranges.max_rows = max_rows();
+    auto const error = cuda::detail::gather_kv(pool.view(), 0, ranges, k.mutable_rows(),
+                                               v.mutable_rows(), nullptr);
+    return emulated::judge(error, k.bytes() == want_k_.bytes() && v.bytes() == want_v_.bytes());
+  }
 
-  Rows want_k({max_rows, num_heads, c.dim_k, c.output, c.gap, c.gap});
-  Rows want_v({max_rows, num_heads, std::max(c.dim_v, 1), c.output, c.gap, 0});
-  DeviceRows const got_k(want_k);
-  DeviceRows const got_v(want_v);
-  auto const gather = [&](std::vector<std::int32_t> row, TokenRange range, std::int64_t to) {
-    MutableKvRows out_k = want_k.mutable_rows();
-    MutableKvRows out_v = want_v.mutable_rows();
-    out_k.data = want_k.vector(to, 0);
-    out_v.data = want_v.vector(to, 0);
-    cpu::scalar::gather_kv(oracle.view(), 0, row, range, out_k, out_v);
-  };
-  gather({blocks[0], blocks[1]}, {2, 2 * block_tokens - 2}, 0);
-  gather({blocks[2], blocks[3], blocks[4], blocks[5]}, {1, static_cast<std::int32_t>(count2)},
-         count0);
+ private:
+  [[nodiscard]] std::int64_t max_rows() const { return offsets_.back() + 3; }
 
-  DevicePool pool(oracle);
-  emulated::DeviceBuffer<std::int32_t> const device_table(table, "table");
-  emulated::DeviceBuffer<std::int32_t> const device_indptr(indptr, "indptr");
-  emulated::DeviceBuffer<std::int32_t> const device_first(first, "first positions");
-  emulated::DeviceBuffer<std::int64_t> const device_offsets(offsets, "row offsets");
-  cuda::GatherRanges ranges;
-  ranges.indices = device_table.data();
-  ranges.indptr = c.is_table ? nullptr : device_indptr.data();
-  ranges.table_stride = c.is_table ? 4 : 0;
-  ranges.first_positions = device_first.data();
-  ranges.row_offsets = device_offsets.data();
-  ranges.num_sequences = 3;
-  ranges.max_rows = max_rows;
-  auto const error = cuda::detail::gather_kv(pool.view(), 0, ranges, got_k.mutable_rows(),
-                                             got_v.mutable_rows(), nullptr);
-  return emulated::judge(error, got_k.bytes() == want_k.bytes() && got_v.bytes() == want_v.bytes());
-}
+  void fill_pool(Case const& c, std::mt19937& random) {
+    std::vector<Slot> all;
+    for (Slot s = 0; s < num_blocks * block_tokens_; ++s) all.push_back(s);
+    auto const n = static_cast<std::int64_t>(all.size());
+    Rows::Shape const k_shape{n, num_heads, c.dim_k};
+    Rows::Shape const v_shape{n, num_heads, std::max(c.dim_v, 1)};
+    Rows k(k_shape);
+    Rows v(v_shape);
+    fill_rows(k, k_shape, random, 2.0F);
+    fill_rows(v, v_shape, random, 5.0F);
+    cpu::scalar::write_kv(oracle_.view(), 0, k.rows(), v.rows(), all);
+  }
+  /// The oracle's rows of one sequence, from row `to` on.
+  void read(std::vector<std::int32_t> const& row, TokenRange range, std::int64_t to) {
+    MutableKvRows k = want_k_.mutable_rows();
+    MutableKvRows v = want_v_.mutable_rows();
+    k.data = want_k_.vector(to, 0);
+    v.data = want_v_.vector(to, 0);
+    cpu::scalar::gather_kv(oracle_.view(), 0, row, range, k, v);
+  }
+
+  std::int32_t block_tokens_;
+  Geometry geometry_;
+  KvStorage oracle_;
+  std::vector<std::int64_t> offsets_;
+  bool is_table_;
+  Rows empty_k_;
+  Rows empty_v_;
+  Rows want_k_;
+  Rows want_v_;
+  std::vector<std::int32_t> table_;
+};
 
 void check(Case const& c) {
-  auto const findings = try_orders([&](int seed) { return gathers(c, seed); });
+  static unsigned next_seed = 1;
+  Gathering gathering(c, next_seed++);
+  auto const findings = try_orders([&](int) { return gathering.run(); });
   INFO(to_string(c.format.k) << " to " << to_string(c.output) << ", dims " << c.dim_k << " and "
                              << c.dim_v << ": " << findings.text());
   CHECK(findings.clean());

@@ -15,7 +15,7 @@ constexpr KvLayout layouts[] = {{BlockOrder::nhd, PoolOrder::layer_major},
 constexpr std::int32_t num_blocks = 6;
 
 Geometry geometry(KvFormat format, std::int32_t dim) {
-  return {.num_layers = 3,
+  return {.num_layers = 2,
           .num_kv_heads = 3,
           .head_dim_k = dim,
           .head_dim_v = dim == 64   ? 32
@@ -46,19 +46,23 @@ KvStorage full_pool(Geometry const& g, KvLayout layout) {
 TEST_CASE("copies move the oracle's bytes and scales: all layers, formats and layouts") {
   for (KvFormat const format : all_formats()) {
     for (KvLayout const layout : layouts) {
-      for (std::int32_t const dim : {64, 128, 20, 21}) {
+      for (std::int32_t const dim : {64, 20, 21}) {
         Geometry const g = geometry(format, dim);
+        KvStorage oracle = full_pool(g, layout);
+        auto const before = bytes_of(oracle);
         auto const findings = try_orders([&](int seed) {
-          KvStorage oracle = full_pool(g, layout);
+          std::memcpy(oracle.memory().data(), before.data(), before.size());
           DevicePool pool(oracle);
           std::vector<BlockCopy> copies = {{BlockId{2}, BlockId{0}, 1 + seed % 5},
                                            {BlockId{3}, BlockId{1}, 5}};
           cpu::scalar::copy_blocks(oracle.view(), copies);
-          copies.push_back({BlockId{2}, BlockId{4}, 0});
-          copies.push_back({BlockId{-1}, BlockId{4}, 5});
-          copies.push_back({BlockId{num_blocks}, BlockId{4}, 5});
-          copies.push_back({BlockId{3}, BlockId{num_blocks}, 5});
-          copies.push_back({BlockId{3}, BlockId{4}, 6});
+          // Of what does nothing, one at a time: each costs a block of threads a tensor.
+          BlockCopy const nothing[] = {{BlockId{2}, BlockId{4}, 0},
+                                       {BlockId{-1}, BlockId{4}, 5},
+                                       {BlockId{num_blocks}, BlockId{4}, 5},
+                                       {BlockId{3}, BlockId{num_blocks}, 5},
+                                       {BlockId{3}, BlockId{4}, 6}};
+          copies.push_back(nothing[seed % 5]);
           emulated::DeviceBuffer<BlockCopy> const list(copies, "copies");
           auto const error =
               cuda::detail::copy_blocks(pool.view(), pool.layers(), list.data(),
@@ -76,8 +80,10 @@ TEST_CASE("zeroed blocks are the oracle's, static scales stay") {
   for (KvFormat const format : all_formats()) {
     for (KvLayout const layout : layouts) {
       Geometry const g = geometry(format, 64);
+      KvStorage oracle = full_pool(g, layout);
+      auto const before = bytes_of(oracle);
       auto const findings = try_orders([&](int seed) {
-        KvStorage oracle = full_pool(g, layout);
+        std::memcpy(oracle.memory().data(), before.data(), before.size());
         DevicePool pool(oracle);
         std::vector<BlockId> blocks = {BlockId{seed % 3}, BlockId{5}};
         cpu::scalar::zero_blocks(oracle.view(), blocks);

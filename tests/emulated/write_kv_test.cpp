@@ -28,47 +28,73 @@ std::string name_of(Case const& c) {
          ", dims " + std::to_string(c.dim_k) + " and " + std::to_string(c.dim_v);
 }
 
-/// Two steps on one pool, the second with larger numbers: the pool equals the oracle's in every
-/// byte, those between the vectors included.
-emulated::Result two_steps(Case const& c, int seed) {
-  std::mt19937 random(static_cast<unsigned>(seed));
-  constexpr std::int32_t num_blocks = 5;
-  Geometry const g{.num_layers = 1,
-                   .num_kv_heads = c.heads,
-                   .head_dim_k = c.dim_k,
-                   .head_dim_v = c.dim_v,
-                   .block_tokens = c.block_tokens,
-                   .format = c.format};
-  KvStorage oracle(g, num_blocks, c.layout, scales_for(g));
-  DevicePool pool(oracle);
-  StepMaker steps(num_blocks, c.block_tokens);
-  for (float const magnitude : {1.0F, 40.0F}) {
-    Step const step = steps.make(3, random);
-    auto const n = static_cast<std::int64_t>(step.slots.size());
-    Rows::Shape const k_shape{n, c.heads, c.dim_k, c.input, c.gap, c.gap, c.misaligned};
-    Rows::Shape const v_shape{n, c.heads, std::max(c.dim_v, 1), c.input, c.gap, 0, c.misaligned};
-    Rows k(k_shape);
-    Rows v(v_shape);
-    fill_rows(k, k_shape, random, magnitude);
-    fill_rows(v, v_shape, random, 3.0F * magnitude);
-    DeviceRows const device_k(k);
-    DeviceRows const device_v(v);
-    cpu::scalar::write_kv(oracle.view(), 0, k.rows(), v.rows(),
-                          step.known_slots(oracle.view().num_slots()));
-    emulated::DeviceBuffer<Slot> const slots(step.slots, "slots");
-    emulated::DeviceBuffer<BlockRun> const runs(step.runs, "runs");
-    cuda::WriteSlots const to{slots.data(), n, runs.data(),
-                              static_cast<std::int32_t>(step.runs.size()), seed % 2 == 0};
-    auto const error =
-        cuda::detail::write_kv(pool.view(), 0, device_k.rows(), device_v.rows(), to, nullptr);
-    auto const result = emulated::judge(error, pool.equals(oracle));
-    if (result != emulated::Result::right) return result;
+/// A step and the pool that the oracle makes of it.
+struct Told {
+  Step step;
+  Rows k;
+  Rows v;
+  std::vector<std::byte> expected;
+};
+
+/// Two steps on one pool, the second with larger numbers. What they store is found once; every
+/// order of threads must store it, bytes between the vectors included.
+class TwoSteps {
+ public:
+  TwoSteps(Case const& c, unsigned seed)
+      : geometry_{.num_layers = 1,
+                  .num_kv_heads = c.heads,
+                  .head_dim_k = c.dim_k,
+                  .head_dim_v = c.dim_v,
+                  .block_tokens = c.block_tokens,
+                  .format = c.format},
+        oracle_(geometry_, num_blocks, c.layout, scales_for(geometry_)),
+        before_(bytes_of(oracle_)) {
+    std::mt19937 random(seed);
+    StepMaker steps(num_blocks, c.block_tokens);
+    for (float const magnitude : {1.0F, 40.0F}) {
+      Step step = steps.make(3, random);
+      auto const n = static_cast<std::int64_t>(step.slots.size());
+      Rows::Shape const k_shape{n, c.heads, c.dim_k, c.input, c.gap, c.gap, c.misaligned};
+      Rows::Shape const v_shape{n, c.heads, std::max(c.dim_v, 1), c.input, c.gap, 0, c.misaligned};
+      Rows k(k_shape);
+      Rows v(v_shape);
+      fill_rows(k, k_shape, random, magnitude);
+      fill_rows(v, v_shape, random, 3.0F * magnitude);
+      cpu::scalar::write_kv(oracle_.view(), 0, k.rows(), v.rows(),
+                            step.known_slots(oracle_.view().num_slots()));
+      told_.push_back({std::move(step), std::move(k), std::move(v), bytes_of(oracle_)});
+    }
   }
-  return emulated::Result::right;
-}
+
+  emulated::Result run(int seed) {
+    std::memcpy(oracle_.memory().data(), before_.data(), before_.size());
+    DevicePool pool(oracle_);
+    for (Told& told : told_) {
+      DeviceRows const k(told.k);
+      DeviceRows const v(told.v);
+      emulated::DeviceBuffer<Slot> const slots(told.step.slots, "slots");
+      emulated::DeviceBuffer<BlockRun> const runs(told.step.runs, "runs");
+      cuda::WriteSlots const to{slots.data(), static_cast<std::int64_t>(slots.size()), runs.data(),
+                                static_cast<std::int32_t>(runs.size()), seed % 2 == 0};
+      auto const error = cuda::detail::write_kv(pool.view(), 0, k.rows(), v.rows(), to, nullptr);
+      auto const result = emulated::judge(error, pool.equals(told.expected));
+      if (result != emulated::Result::right) return result;
+    }
+    return emulated::Result::right;
+  }
+
+ private:
+  static constexpr std::int32_t num_blocks = 5;
+  Geometry geometry_;
+  KvStorage oracle_;
+  std::vector<std::byte> before_;
+  std::vector<Told> told_;
+};
 
 void check(Case const& c) {
-  auto const findings = try_orders([&](int seed) { return two_steps(c, seed); });
+  static unsigned next_seed = 1;
+  TwoSteps steps(c, next_seed++);
+  auto const findings = try_orders([&](int seed) { return steps.run(seed); });
   INFO(name_of(c) << ": " << findings.text());
   CHECK(findings.clean());
 }

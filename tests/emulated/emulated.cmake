@@ -1,0 +1,32 @@
+# SPDX-License-Identifier: Apache-2.0
+# Kernels on the host, one fiber for each CUDA thread: docs/design/kernels.md.
+set(emulated_dir ${CMAKE_CURRENT_SOURCE_DIR}/emulated)
+file(GLOB executor_sources CONFIGURE_DEPENDS ${emulated_dir}/executor/*.cpp)
+
+# Kernels read halves through wider vectors.
+set(emulated_options -fno-strict-aliasing)
+add_library(pagedkv_emulated STATIC ${executor_sources})
+target_link_libraries(pagedkv_emulated PUBLIC pagedkv::headers)
+target_include_directories(pagedkv_emulated PUBLIC ${emulated_dir})
+target_compile_options(pagedkv_emulated PUBLIC ${emulated_options})
+if(CMAKE_CXX_FLAGS MATCHES "-fsanitize=thread")
+  # The executor must be invisible to TSan.
+  target_compile_options(pagedkv_emulated PRIVATE -fno-sanitize=thread)
+  target_compile_definitions(pagedkv_emulated PRIVATE PAGEDKV_EMULATED_TSAN)
+endif()
+
+pagedkv_add_catch_tests(
+  emulated PER_FILE PATTERN *_test.cpp LIBS pagedkv_emulated pagedkv::pagedkv)
+if(NOT TARGET emulated_tests)
+  return()
+endif()
+
+# A bare __shared__ would give every thread a variable of its own: it must not compile.
+add_test(NAME emulated.bare_shared
+         COMMAND ${CMAKE_CXX_COMPILER} -std=c++20 -fsyntax-only -x c++ -I
+                 ${PROJECT_SOURCE_DIR}/include ${emulated_dir}/samples/bare_shared.cuh)
+set_tests_properties(
+  emulated.bare_shared
+  PROPERTIES LABELS emulated PASS_REGULAR_EXPRESSION pagedkv_error_use_PAGEDKV_SHARED_instead)
+
+include(emulated/tsan.cmake)

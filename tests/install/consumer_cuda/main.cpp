@@ -15,10 +15,9 @@ int main() {
   layer.k.block_stride = 16;
   pagedkv::KvView const view{{&layer, 1}, 1, 1, 1};
   pagedkv::KvRows const rows{memory, pagedkv::Element::f16, 16, 16};
-  bool const idle =
-      pagedkv::cuda::write_kv(view, 0, rows, rows, {}, nullptr) == cudaSuccess &&
-      pagedkv::cuda::zero_blocks(view, &layer, nullptr, 0, nullptr) == cudaSuccess &&
-      pagedkv::cuda::update_tables({}, {}, nullptr) == cudaSuccess;
+  bool const idle = pagedkv::cuda::write_kv(view, 0, rows, rows, {}, nullptr) == cudaSuccess &&
+                    pagedkv::cuda::zero_blocks(view, &layer, nullptr, 0, nullptr) == cudaSuccess &&
+                    pagedkv::cuda::update_tables({}, {}, nullptr) == cudaSuccess;
   bool const refused =
       pagedkv::cuda::write_kv(view, 1, rows, rows, {}, nullptr) == cudaErrorInvalidValue;
   return idle && refused ? 0 : 1;

@@ -8,6 +8,11 @@ install(
   ARCHIVE DESTINATION ${CMAKE_INSTALL_LIBDIR}
   FILE_SET HEADERS DESTINATION ${CMAKE_INSTALL_INCLUDEDIR})
 install(EXPORT pagedkvTargets NAMESPACE pagedkv:: DESTINATION ${package_dir})
+# In a file of its own: who doesn't ask for the component needs no toolkit.
+if(PAGEDKV_HAS_CUDA)
+  install(TARGETS pagedkv_cuda EXPORT pagedkvCudaTargets ARCHIVE DESTINATION ${CMAKE_INSTALL_LIBDIR})
+  install(EXPORT pagedkvCudaTargets NAMESPACE pagedkv:: DESTINATION ${package_dir})
+endif()
 
 configure_package_config_file(
   ${PROJECT_SOURCE_DIR}/scripts/cmake/pagedkvConfig.cmake.in

@@ -1,0 +1,65 @@
+// SPDX-License-Identifier: Apache-2.0
+/// \file
+/// What the CUDA operations are told beside a `KvView` and `KvRows`: plain pointers into device
+/// memory, and numbers. Host code only; no CUDA header is needed to read this one.
+///
+/// In a captured graph the numbers stay and the arrays change: each array may be padded at its end
+/// with entries that do nothing, as said at each.
+#pragma once
+
+#include <cstdint>
+
+#include <pagedkv/step/batch_arrays.hpp>
+#include <pagedkv/types.hpp>
+#include <pagedkv/version.hpp>
+
+PAGEDKV_NAMESPACE_BEGIN
+namespace cuda {
+
+/// Where a step's tokens go, as `Batch` lists it. Row i of K and V goes to slots[i]; a slot below 0
+/// or beyond the pool is skipped.
+struct WriteSlots {
+  Slot const* slots = nullptr;  ///< [num_tokens]
+  std::int64_t num_tokens = 0;
+  /// [num_runs], the same tokens block by block; read for `per_block_head` only, where `slots`
+  /// isn't. A run of 0 tokens is padding.
+  BlockRun const* runs = nullptr;
+  std::int32_t num_runs = 0;
+  /// The kernel may be set up before the one ahead in the stream has ended, for which it then
+  /// waits. Requires: compute capability 9.0.
+  bool early_start = false;
+};
+
+/// Ranges of sequences to be read into rows, one after the other. Output row r belongs to the
+/// sequence s with row_offsets[s] <= r < row_offsets[s + 1] and holds its position
+/// first_positions[s] + r - row_offsets[s].
+struct GatherRanges {
+  /// The sequences' blocks: with `indptr`, sequence s has indices[indptr[s]] up to
+  /// indices[indptr[s + 1]]; without, indices is a block table of `table_stride` columns a row.
+  std::int32_t const* indices = nullptr;
+  std::int32_t const* indptr = nullptr;  ///< [num_sequences + 1]
+  std::int64_t table_stride = 0;
+  std::int32_t const* first_positions = nullptr;  ///< [num_sequences]; null: all 0
+  std::int64_t const* row_offsets = nullptr;      ///< [num_sequences + 1], ascending
+  std::int32_t num_sequences = 0;
+  /// Rows that may be written. Those beyond row_offsets[num_sequences] aren't touched.
+  std::int64_t max_rows = 0;
+};
+
+/// A block table in device memory: [num_rows, row_stride], `num_columns` of each row in use.
+struct DeviceTable {
+  std::int32_t* blocks = nullptr;
+  std::int64_t row_stride = 0;
+  std::int32_t num_rows = 0;
+  std::int32_t num_columns = 0;
+};
+/// What a step changes in it. A negative row is padding.
+struct TableUpdates {
+  RowMove const* moves = nullptr;  ///< [num_moves], in order, before the changes
+  std::int32_t num_moves = 0;
+  RowChange const* changes = nullptr;  ///< [num_changes], no cell twice
+  std::int32_t num_changes = 0;
+};
+
+}  // namespace cuda
+PAGEDKV_NAMESPACE_END

@@ -1,0 +1,59 @@
+// SPDX-License-Identifier: Apache-2.0
+/// \file
+/// The CUDA data plane: the operations of `data/cpu/operations.hpp` on device memory. Link
+/// `pagedkv::cuda`; nothing here needs nvcc.
+///
+/// Every function enqueues on `stream` and returns what the launch returned: it allocates nothing,
+/// never synchronizes, may be captured in a graph. `cudaErrorInvalidValue`: a format, element or
+/// size that can't work, or rows that aren't aligned to their element. Nothing to do is
+/// `cudaSuccess` without a launch.
+///
+/// A `KvView` here is a host object whose pointers point into device memory. Stored bytes and
+/// scales are those of `cpu::scalar`, bit for bit; what a gather reads is too, all NaN being one.
+///
+/// Rows and blocks that are aligned to 16 bytes in every stride, with a head_dim that 16 divides,
+/// go through 16-byte accesses; everything else works, element by element. Pools of f32 don't.
+#pragma once
+
+#include <cstdint>
+
+#include <pagedkv/data/cuda/arguments.hpp>
+#include <pagedkv/data/cuda/runtime_types.hpp>
+#include <pagedkv/data/kv_view.hpp>
+#include <pagedkv/types.hpp>
+#include <pagedkv/version.hpp>
+
+PAGEDKV_NAMESPACE_BEGIN
+namespace cuda {
+
+/// Quantizes and stores K and V of a layer, in one launch where both have one format. `v.data` is
+/// ignored where the layer has no V. `per_block_head` needs `to.runs`; tokens of a block come in
+/// order, and all at offsets below a run's first are written.
+[[nodiscard]] cudaError_t write_kv(KvView const& view, std::int32_t layer, KvRows const& k,
+                                   KvRows const& v, WriteSlots const& to, cudaStream_t stream);
+
+/// Runs the copy plan: all layers, K, V and the scales beside them, one launch.
+/// `device_layers`: view.layers copied to device memory. `copies`: [num_copies], on the device; one
+/// of 0 tokens is padding, one whose blocks the pool hasn't is skipped.
+[[nodiscard]] cudaError_t copy_blocks(KvView const& view, KvLayer const* device_layers,
+                                      BlockCopy const* copies, std::int32_t num_copies,
+                                      cudaStream_t stream);
+
+/// All bytes and dynamic scales of these blocks become 0, one launch. `blocks`: [num_blocks], on
+/// the device; one that the pool hasn't (-1) is padding.
+[[nodiscard]] cudaError_t zero_blocks(KvView const& view, KvLayer const* device_layers,
+                                      BlockId const* blocks, std::int32_t num_blocks,
+                                      cudaStream_t stream);
+
+/// Reads ranges of sequences, dequantized, into rows of f16, bf16 or f32. A position whose block
+/// isn't in its sequence's row, or whose entry the pool hasn't, leaves its row untouched.
+[[nodiscard]] cudaError_t gather_kv(KvView const& view, std::int32_t layer,
+                                    GatherRanges const& ranges, MutableKvRows const& k,
+                                    MutableKvRows const& v, cudaStream_t stream);
+
+/// Applies a step's row moves, in order, then its changes.
+[[nodiscard]] cudaError_t update_tables(DeviceTable const& table, TableUpdates const& updates,
+                                        cudaStream_t stream);
+
+}  // namespace cuda
+PAGEDKV_NAMESPACE_END

@@ -1,0 +1,149 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <pagedkv/data/cuda/gather_kv.cuh>
+
+#include "catch.hpp"
+#include "device_pool.hpp"
+
+using namespace pagedkv;
+using namespace pagedkv::testing;
+
+namespace {
+
+constexpr std::int32_t num_blocks = 7;
+constexpr std::int32_t num_heads = 2;
+
+struct Case {
+  LayerFormat format{};
+  Element output = Element::f16;
+  std::int32_t dim_k = 64;
+  std::int32_t dim_v = 64;
+  KvLayout layout{};
+  std::int64_t gap = 0;
+  bool is_table = false;  ///< a dense table instead of lists
+};
+
+/// Three sequences, one of them without rows; rows behind the last, and rows of positions past a
+/// sequence's blocks, stay as they were. What is read is found once, for every order of threads.
+class Gathering {
+ public:
+  Gathering(Case const& c, unsigned seed)
+      : block_tokens_(seed % 2 == 0 ? 4 : 3),
+        geometry_{.num_layers = 1,
+                  .num_kv_heads = num_heads,
+                  .head_dim_k = c.dim_k,
+                  .head_dim_v = c.dim_v,
+                  .block_tokens = block_tokens_,
+                  .format = c.format},
+        oracle_(geometry_, num_blocks, c.layout, scales_for(geometry_)),
+        // The first sequence asks for two positions more than its blocks have.
+        offsets_{0, 2 * block_tokens_, 2 * block_tokens_, 6 * block_tokens_ - 1},
+        is_table_(c.is_table),
+        empty_k_({max_rows(), num_heads, c.dim_k, c.output, c.gap, c.gap}),
+        empty_v_({max_rows(), num_heads, std::max(c.dim_v, 1), c.output, c.gap, 0}),
+        want_k_(empty_k_),
+        want_v_(empty_v_) {
+    std::mt19937 random(seed);
+    fill_pool(c, random);
+    auto const blocks = random_blocks(num_blocks, random);
+    table_.assign(blocks.begin(), blocks.begin() + 6);
+    read({blocks[0], blocks[1]}, {2, 2 * block_tokens_ - 2}, 0);
+    read({blocks[2], blocks[3], blocks[4], blocks[5]}, {1, 4 * block_tokens_ - 1}, offsets_[1]);
+    if (c.is_table) {
+      table_ = {blocks[0], blocks[1], -1,        99,        -1,        -1,
+                -1,        -1,        blocks[2], blocks[3], blocks[4], blocks[5]};
+    }
+  }
+
+  emulated::Result run() {
+    DevicePool pool(oracle_);
+    DeviceRows const k(empty_k_);
+    DeviceRows const v(empty_v_);
+    emulated::DeviceBuffer<std::int32_t> const table(table_, "table");
+    emulated::DeviceBuffer<std::int32_t> const indptr(std::vector<std::int32_t>{0, 2, 2, 6},
+                                                      "indptr");
+    emulated::DeviceBuffer<std::int32_t> const first(std::vector<std::int32_t>{2, 0, 1},
+                                                     "first positions");
+    emulated::DeviceBuffer<std::int64_t> const offsets(offsets_, "row offsets");
+    cuda::GatherRanges ranges;
+    ranges.indices = table.data();
+    ranges.indptr = is_table_ ? nullptr : indptr.data();
+    ranges.table_stride = is_table_ ? 4 : 0;
+    ranges.first_positions = first.data();
+    ranges.row_offsets = offsets.data();
+    ranges.num_sequences = 3;
+    ranges.max_rows = max_rows();
+    auto const error = cuda::detail::gather_kv(pool.view(), 0, ranges, k.mutable_rows(),
+                                               v.mutable_rows(), nullptr);
+    return emulated::judge(error, k.bytes() == want_k_.bytes() && v.bytes() == want_v_.bytes());
+  }
+
+ private:
+  [[nodiscard]] std::int64_t max_rows() const { return offsets_.back() + 3; }
+
+  void fill_pool(Case const& c, std::mt19937& random) {
+    std::vector<Slot> all;
+    for (Slot s = 0; s < num_blocks * block_tokens_; ++s) all.push_back(s);
+    auto const n = static_cast<std::int64_t>(all.size());
+    Rows::Shape const k_shape{n, num_heads, c.dim_k};
+    Rows::Shape const v_shape{n, num_heads, std::max(c.dim_v, 1)};
+    Rows k(k_shape);
+    Rows v(v_shape);
+    fill_rows(k, k_shape, random, 2.0F);
+    fill_rows(v, v_shape, random, 5.0F);
+    cpu::scalar::write_kv(oracle_.view(), 0, k.rows(), v.rows(), all);
+  }
+  /// The oracle's rows of one sequence, from row `to` on.
+  void read(std::vector<std::int32_t> const& row, TokenRange range, std::int64_t to) {
+    MutableKvRows k = want_k_.mutable_rows();
+    MutableKvRows v = want_v_.mutable_rows();
+    k.data = want_k_.vector(to, 0);
+    v.data = want_v_.vector(to, 0);
+    cpu::scalar::gather_kv(oracle_.view(), 0, row, range, k, v);
+  }
+
+  std::int32_t block_tokens_;
+  Geometry geometry_;
+  KvStorage oracle_;
+  std::vector<std::int64_t> offsets_;
+  bool is_table_;
+  Rows empty_k_;
+  Rows empty_v_;
+  Rows want_k_;
+  Rows want_v_;
+  std::vector<std::int32_t> table_;
+};
+
+void check(Case const& c) {
+  static unsigned next_seed = 1;
+  Gathering gathering(c, next_seed++);
+  auto const findings = try_orders([&](int) { return gathering.run(); });
+  INFO(to_string(c.format.k) << " to " << to_string(c.output) << ", dims " << c.dim_k << " and "
+                             << c.dim_v << ": " << findings.text());
+  CHECK(findings.clean());
+}
+
+constexpr Element outputs[] = {Element::f16, Element::bf16, Element::f32};
+
+}  // namespace
+
+TEST_CASE("a gather reads what the oracle reads, bit for bit") {
+  for (KvFormat const format : all_formats()) {
+    if (format.element == Element::f32) continue;
+    for (Element const output : outputs) {
+      check({.format = format, .output = output});
+      check({.format = format,
+             .output = output,
+             .layout = {BlockOrder::hnd, PoolOrder::block_major},
+             .is_table = true});
+    }
+    check({.format = format, .dim_k = 128, .dim_v = 256});
+    check({.format = format, .dim_k = 80, .dim_v = 0});
+    check({.format = format, .output = Element::f32, .dim_k = 33, .dim_v = 20});
+    check({.format = format, .output = Element::bf16, .gap = 3, .is_table = true});
+  }
+}
+
+TEST_CASE("K and V of different formats are gathered, each by its own") {
+  check({.format = {KvFormat{Element::fp8_e4m3, Granularity::per_block_head},
+                    KvFormat{Element::int4, Granularity::per_token_head}}});
+}

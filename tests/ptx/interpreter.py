@@ -317,7 +317,7 @@ def mask_of(kind):
 class Kernel:
     """A compiled entry: `body(thread, args)` is a generator."""
 
-    def __init__(self, name, parameters, body_text, module_shared):
+    def __init__(self, name, parameters, body_text, dynamic, module_shared):
         self.name = name
         self.parameters = {}  # name: (offset, size)
         self.parameter_bytes = 0
@@ -325,13 +325,16 @@ class Kernel:
         self.shared_bytes = 0
         self.local = {}
         self.local_bytes = 0
-        self.dynamic = module_shared  # names of extern shared arrays
+        self.dynamic = dynamic  # names of extern shared arrays
         self.register_widths = {}
         self.labels = {}
         self.tables = {}
         self.statements = []
         self.opcodes = set()
         self.read_parameters(parameters)
+        for declared in module_shared:  # of functions that were inlined
+            if re.split(r"[\s\[]", declared)[4] in body_text:
+                self.read_statement(declared)
         self.read_body(body_text)
         self.source = self.translate()
         scope = {k: v for k, v in globals().items() if not k.startswith("__")}
@@ -423,6 +426,8 @@ class Kernel:
             return str(self.shared[operand])
         if operand in self.local:
             return str(self.local[operand])
+        if operand in self.parameters:  # its address, for ld.param
+            return str(self.parameters[operand][0])
         if operand in self.dynamic:
             return "t.dynamic_base"
         if operand.startswith("%") or operand in self.register_widths:
@@ -802,6 +807,11 @@ class Module:
                 depth += {"{": 1, "}": -1}.get(self.text[end], 0)
                 end += 1
             self.entries[found.group(1)] = (found.group(2), self.text[found.end():end - 1])
+        outside = self.text
+        for _, body in self.entries.values():
+            outside = outside.replace(body, "")
+        self.shared = re.findall(r"(?<!extern )\.shared \.align \d+ \.b8 [\w$]+\[\d+\]",
+                                 " ".join(outside.split()))
         self.kernels = {}
 
     def kernel(self, part):
@@ -811,7 +821,8 @@ class Module:
             raise Fault(f"{len(names)} entries have '{part}' in their name")
         name = names[0]
         if name not in self.kernels:
-            self.kernels[name] = Kernel(name, *self.entries[name], self.dynamic)
+            self.kernels[name] = Kernel(name, *self.entries[name], self.dynamic,
+                                        self.shared)
         return self.kernels[name]
 
 

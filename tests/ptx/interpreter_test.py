@@ -81,6 +81,10 @@ class Programs(unittest.TestCase):
         with self.assertRaisesRegex(Fault, "a barrier that some threads"):
             run("setp.eq.u32 %p1, %r1, 0; @%p1 ret; bar.sync 0;", threads=4)
 
+    def test_a_parameter_by_its_address(self):
+        self.assertEqual(run("mov.b64 %rd2, out; ld.param.u64 %rd3, [%rd2+0];"
+                             "st.global.u32 [%rd3], 7;"), [7])
+
     def test_atomics(self):
         self.assertEqual(run("ld.param.u64 %rd2, [out]; atom.global.add.u32 %r2, [%rd2], 3;",
                              threads=5)[0], 15)

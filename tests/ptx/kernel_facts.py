@@ -74,6 +74,9 @@ def problems_of(k):
     for pattern, what in ((r"\.f64\b", "double"), (r"\bdiv\.rn\.f", "a true division"),
                           (r"\b(?:ld|st)\.local|\.local \.align", "local memory"),
                           (r"\bcall\b", "a call")):
+        # Once an output element of attention, not in a loop.
+        if k.name == "merge_splits" and "div" in pattern:
+            continue
         if re.search(pattern, k.body):
             found.append(what)
     if k.spills is None or k.registers is None:
@@ -225,7 +228,7 @@ def main():
     found, kernels = [], []
     for arch in args.arch:
         for name in ("src/cuda/write_kv_f16.cu", "src/cuda/write_kv_f32.cu",
-                     "src/cuda/operations.cu"):
+                     "src/cuda/operations.cu", "src/cuda/decode_attention.cu"):
             ptx, _, said = compile_to(args.nvcc, args.source, name, arch, args.work)
             read = read_ptx(ptx, arch)
             read_resources(said, read)

@@ -9,6 +9,7 @@
 
 #include <cstdint>
 
+#include <pagedkv/model/kv_format.hpp>
 #include <pagedkv/step/batch_arrays.hpp>
 #include <pagedkv/types.hpp>
 #include <pagedkv/version.hpp>
@@ -45,6 +46,39 @@ struct GatherRanges {
   /// Rows that may be written. Those beyond row_offsets[num_sequences] aren't touched.
   std::int64_t max_rows = 0;
 };
+
+/// The sequences of a step, for attention. A length of 0 is padding.
+struct DecodeBatch {
+  /// As in `GatherRanges`.
+  std::int32_t const* indices = nullptr;
+  std::int32_t const* indptr = nullptr;
+  std::int64_t table_stride = 0;
+  std::int32_t const* sequence_lengths = nullptr;  ///< [num_sequences], with this step's token
+  std::int32_t num_sequences = 0;
+};
+/// One query a sequence: q and out [num_sequences, num_q_heads, head_dim] of f32, f16 or bf16,
+/// token strides in elements, the rest contiguous.
+struct DecodeQueries {
+  void const* q = nullptr;
+  void* out = nullptr;
+  Element element = Element::f32;
+  std::int32_t num_q_heads = 0;
+  std::int64_t q_token_stride = 0;
+  std::int64_t out_token_stride = 0;
+};
+struct DecodeOptions {
+  float softmax_scale = 1.0F;
+  std::int32_t window = 0;      ///< a query sees this many tokens, itself included; 0: all
+  std::int32_t num_splits = 1;  ///< of every context
+  float* workspace = nullptr;   ///< device memory, `decode_workspace_floats` of them
+};
+/// What `DecodeOptions::workspace` must hold.
+[[nodiscard]] constexpr std::int64_t decode_workspace_floats(std::int32_t num_sequences,
+                                                             std::int32_t num_q_heads,
+                                                             std::int32_t head_dim,
+                                                             std::int32_t num_splits) noexcept {
+  return std::int64_t{num_sequences} * num_q_heads * num_splits * (2 + std::int64_t{head_dim});
+}
 
 /// A block table in device memory: [num_rows, row_stride], `num_columns` of each row in use.
 struct DeviceTable {

@@ -142,25 +142,31 @@ PAGEDKV_DEVICE std::uint32_t narrow_pair(float low, float high) {
   return out == Element::f16 ? pack_f16(low, high) : pack_bf16(low, high);
 }
 
-/// Elements i and i + 1 (i even) of stored codes, read with their scale.
+/// Elements i and i + 1 (i even) of the codes in `words`, read with their scale.
+template <Element in>
+PAGEDKV_DEVICE float2 pair_of_words(std::uint32_t const* words, std::int32_t i, AffineScale scale) {
+  constexpr std::int32_t bits = bits_of_element<in>;
+  std::uint32_t const word = words[i * bits / 32] >> (i * bits % 32);
+  if constexpr (in == Element::f32) {
+    return make_float2(float_of(words[i]), float_of(words[i + 1]));
+  } else if constexpr (in == Element::f16) {
+    return unpack_f16(word);
+  } else if constexpr (in == Element::bf16) {
+    return unpack_bf16(word);
+  } else if constexpr (is_fp8<in>) {
+    float2 const pair = decode_fp8_pair<in>(word & 0xFFFFU);
+    return make_float2(quant::detail::product(pair.x, scale.scale),
+                       quant::detail::product(pair.y, scale.scale));
+  } else {
+    using Code = typename quant::Codec<in>::Code;
+    constexpr std::uint32_t mask = (1U << bits) - 1;
+    return make_float2(quant::decode_number<in>(static_cast<Code>(word & mask), scale),
+                       quant::decode_number<in>(static_cast<Code>((word >> bits) & mask), scale));
+  }
+}
 template <Element in>
 PAGEDKV_DEVICE float2 numbers_at(Chunk<in> const& codes, std::int32_t i, AffineScale scale) {
-  constexpr std::int32_t bits = bits_of_element<in>;
-  if constexpr (is_row<in>) {
-    return row_pair(codes, i);
-  } else {
-    std::uint32_t const word = codes.words[i * bits / 32] >> (i * bits % 32);
-    if constexpr (is_fp8<in>) {
-      float2 const pair = decode_fp8_pair<in>(word & 0xFFFFU);
-      return make_float2(quant::detail::product(pair.x, scale.scale),
-                         quant::detail::product(pair.y, scale.scale));
-    } else {
-      using Code = typename quant::Codec<in>::Code;
-      constexpr std::uint32_t mask = (1U << bits) - 1;
-      return make_float2(quant::decode_number<in>(static_cast<Code>(word & mask), scale),
-                         quant::decode_number<in>(static_cast<Code>((word >> bits) & mask), scale));
-    }
-  }
+  return pair_of_words<in>(codes.words, i, scale);
 }
 
 template <Element in, Element out>

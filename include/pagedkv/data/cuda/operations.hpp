@@ -51,6 +51,14 @@ namespace cuda {
                                     GatherRanges const& ranges, MutableKvRows const& k,
                                     MutableKvRows const& v, cudaStream_t stream);
 
+/// One query a sequence, at its last token, over blocks of any format: head_dim 64, 128 or 256, the
+/// same for K and V, one element for both, 16-byte alignment. Query head h reads KV head
+/// h / (num_q_heads / num_kv_heads). Two launches. Not the oracle's bits: within 1e-3 of its
+/// result, f32. Sequences of length 0 leave `out` untouched.
+[[nodiscard]] cudaError_t decode_attention(KvView const& view, std::int32_t layer,
+                                           DecodeBatch const& batch, DecodeQueries const& queries,
+                                           DecodeOptions const& options, cudaStream_t stream);
+
 /// Applies a step's row moves, in order, then its changes.
 [[nodiscard]] cudaError_t update_tables(DeviceTable const& table, TableUpdates const& updates,
                                         cudaStream_t stream);

@@ -53,7 +53,7 @@ kv::KvCacheConfig config_of(std::int32_t num_blocks, std::int32_t running = 8) {
   kv::KvCacheConfig config;
   config.block_tokens = block_tokens;
   config.num_blocks = num_blocks;
-  config.max_sequences = std::max(running, shuffling_sequences(num_blocks));
+  config.max_sequences = running;
   config.max_sequence_tokens = long_prompt_tokens;
   return config;
 }

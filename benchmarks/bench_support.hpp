@@ -125,43 +125,12 @@ auto prefill(Cache& cache, std::int32_t id, std::span<kv::TokenId const> prompt)
   return seq;
 }
 
-/// How many sequences `age` needs.
-inline std::int32_t shuffling_sequences(std::int32_t num_blocks) {
-  return std::max(64, num_blocks / 512);
-}
-
-/// Leaves all blocks free, in random order: many sequences grow and shrink block by block in random
-/// turns. Requires: all blocks are free.
+/// Leaves all blocks free, as in a cache that has been in use for a while: each has held a
+/// published block of its own, and they were evicted in random order. So the free blocks, and
+/// whatever memory a cache keeps for each published block, are in random order. Requires: all
+/// blocks are free.
 template <class Cache>
-void shuffle_free_blocks(Cache& cache, std::int32_t num_blocks) {
-  std::mt19937 random(11);
-  auto const some = [&](std::size_t n) { return random() % n; };
-  for (int pass = 0; pass < 2; ++pass) {
-    std::vector<typename Cache::SequenceType> sequences;
-    for (std::int32_t i = 0; i < shuffling_sequences(num_blocks); ++i) {
-      auto seq = cache.open(kv::SequenceId{0}, std::span<kv::TokenId const>{});
-      sequences.push_back(std::move(*seq));
-    }
-    for (std::int32_t i = 0; i < num_blocks; ++i) {
-      (void)sequences[some(sequences.size())].reserve(block_tokens);
-    }
-    while (!sequences.empty()) {
-      auto& seq = sequences[some(sequences.size())];
-      if (seq.size() > 0) {
-        seq.truncate(seq.size() - block_tokens);
-      } else {
-        std::swap(seq, sequences.back());
-        sequences.pop_back();
-      }
-    }
-    cache.end_step();
-  }
-}
-
-/// Publishes something in every block and evicts all in random order, so that whatever memory a
-/// cache keeps for a published block comes back in random order. Requires: all blocks are free.
-template <class Cache>
-void publish_and_evict(Cache& cache, std::int32_t num_blocks) {
+void age(Cache& cache, std::int32_t num_blocks) {
   std::vector<kv::BlockId> blocks;
   for (std::int32_t i = 0; i < num_blocks; ++i) {
     std::vector<kv::TokenId> tokens(block_tokens, -1 - i);  // no prompt has such ids
@@ -170,13 +139,6 @@ void publish_and_evict(Cache& cache, std::int32_t num_blocks) {
   std::shuffle(blocks.begin(), blocks.end(), std::mt19937(11));
   cache.evict(blocks);
   cache.end_step();
-}
-
-/// Leaves all blocks free, as in a cache that has been in use for a while.
-template <class Cache>
-void age(Cache& cache, std::int32_t num_blocks) {
-  publish_and_evict(cache, num_blocks);
-  shuffle_free_blocks(cache, num_blocks);
 }
 
 /// Whether a row of blocks is scattered: hardly any block stands behind its neighbour.

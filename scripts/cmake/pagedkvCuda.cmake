@@ -32,7 +32,7 @@ if(first MATCHES "^[0-9]+$")
   list(APPEND gencode "SHELL:-gencode arch=compute_${first},code=compute_${first}")
 endif()
 
-file(GLOB cuda_sources CONFIGURE_DEPENDS src/cuda/*.cu)
+file(GLOB cuda_sources CONFIGURE_DEPENDS cuda/*.cu)
 add_library(pagedkv_cuda STATIC ${cuda_sources})
 add_library(pagedkv::cuda ALIAS pagedkv_cuda)
 target_link_libraries(pagedkv_cuda PUBLIC pagedkv_headers CUDA::cudart)

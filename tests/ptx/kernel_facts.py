@@ -227,8 +227,8 @@ def main():
 
     found, kernels = [], []
     for arch in args.arch:
-        for name in ("src/cuda/write_kv_f16.cu", "src/cuda/write_kv_f32.cu",
-                     "src/cuda/operations.cu", "src/cuda/decode_attention.cu"):
+        for name in ("cuda/write_kv_f16.cu", "cuda/write_kv_f32.cu",
+                     "cuda/operations.cu", "cuda/decode_attention.cu"):
             ptx, _, said = compile_to(args.nvcc, args.source, name, arch, args.work)
             read = read_ptx(ptx, arch)
             read_resources(said, read)

@@ -23,7 +23,6 @@ namespace {
 
 namespace kv = pagedkv;
 
-constexpr int failed = 1;
 constexpr int some_refused = 3;
 
 constexpr char const* description =
@@ -323,13 +322,5 @@ int main(int argc, char** argv) {
   CLI::App app{description, "pagedkv-engine"};
   Arguments arguments;
   add_options(app, arguments);
-  try {
-    app.parse(argc, argv);
-    return run(arguments);
-  } catch (CLI::ParseError const& error) {
-    return programs::exit_with(app, error);
-  } catch (std::exception const& error) {
-    fmt::print(stderr, "pagedkv-engine: {}\n", error.what());
-    return failed;
-  }
+  return programs::parse_and_run(app, argc, argv, [&] { return run(arguments); });
 }

@@ -35,8 +35,6 @@ namespace {
 
 namespace kv = pagedkv;
 
-constexpr int failed = 1;
-
 constexpr char const* description =
     R"(Says what each KV format and granularity costs in quality (docs/quality.md).
 
@@ -331,13 +329,5 @@ int main(int argc, char** argv) {
   CLI::App app{description, "pagedkv-quality"};
   Arguments arguments;
   add_options(app, arguments);
-  try {
-    app.parse(argc, argv);
-    return run(arguments);
-  } catch (CLI::ParseError const& error) {
-    return programs::exit_with(app, error);
-  } catch (std::exception const& error) {
-    fmt::print(stderr, "pagedkv-quality: {}\n", error.what());
-    return failed;
-  }
+  return programs::parse_and_run(app, argc, argv, [&] { return run(arguments); });
 }

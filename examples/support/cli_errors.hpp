@@ -3,6 +3,7 @@
 /// CLI11's errors, with the option that was probably meant.
 #pragma once
 
+#include <exception>
 #include <string>
 #include <vector>
 
@@ -27,6 +28,21 @@ inline int exit_with(CLI::App const& app, CLI::ParseError const& error) {
     fmt::print(stderr, "{}: did you mean {}?\n", name, nearest_name(name, names));
   }
   return status;
+}
+
+/// A program's main(): reads the options, then returns what `run()` does. What it throws is printed
+/// behind the program's name; the status is then 1.
+template <class Run>
+int parse_and_run(CLI::App& app, int argc, char** argv, Run&& run) {
+  try {
+    app.parse(argc, argv);
+    return run();
+  } catch (CLI::ParseError const& error) {
+    return exit_with(app, error);
+  } catch (std::exception const& error) {
+    fmt::print(stderr, "{}: {}\n", app.get_name(), error.what());
+    return 1;
+  }
 }
 
 }  // namespace programs

@@ -61,7 +61,7 @@ struct Arguments {
   std::string model;
   std::string tokenizer;
   std::string text;
-  std::int64_t tokens = 8192;
+  std::int64_t tokens = 16384;
   std::optional<std::int32_t> window;
   bool calibrate = false;
   std::int64_t calibration_tokens = 2048;

@@ -241,13 +241,18 @@ struct CodesScene {
     std::mt19937 random(77);
     std::normal_distribution<float> normal;
     for (float& x : q) x = normal(random);
-    if (format.granularity != Granularity::per_token_head) return;
+    if (is_static(format) || kv::quant::is_unscaled(format.element)) return;
     for (std::int32_t t = 0; t < tokens; ++t) {
-      *layer().k.scale(block(t), t % 16, 0) = k_scale;
-      *layer().v.scale(block(t), t % 16, 0) = t % 5 == 3 ? 0.5F : v_scale;
+      set_scale(layer().k, t, k_scale);
+      set_scale(layer().v, t, t % 5 == 3 ? 0.5F : v_scale);
     }
   }
 
+  void set_scale(kv::KvTensor const& t, std::int32_t token, float scale) const {
+    float* const entry = t.scale(block(token), token % 16, 0);
+    entry[0] = scale;
+    if (kv::quant::has_zero(t.format.element)) entry[1] = 0.25F;
+  }
   static std::vector<kv::StaticScales> scales(KvFormat format, float k, float v) {
     if (!is_static(format)) return {{}};
     return {{{k}, {v}}};

@@ -133,6 +133,17 @@ inline void check_gather(KvView const& view, std::span<std::int32_t const> table
   }
 }
 
+/// The block that a sequence's row of the table has for a position, or -1: the position is before
+/// or behind the row, or the entry isn't one of the pool's. At every level: rows come from
+/// elsewhere.
+inline std::int64_t block_at(KvView const& view, std::span<std::int32_t const> table,
+                             std::int64_t position) noexcept {
+  std::int64_t const column = position / view.block_tokens;
+  if (position < 0 || column >= static_cast<std::int64_t>(table.size())) return -1;
+  std::int32_t const block = table[static_cast<std::size_t>(column)];
+  return block < view.num_blocks ? block : -1;
+}
+
 inline std::span<std::int32_t const> table_of(AttentionBatch const& batch, std::size_t sequence) {
   auto const first = static_cast<std::size_t>(batch.indptr[sequence]);
   auto const end = static_cast<std::size_t>(batch.indptr[sequence + 1]);

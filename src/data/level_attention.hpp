@@ -3,8 +3,8 @@
 /// One tile of attention in the order of attention_order.hpp. Included by kernels_level.hpp only.
 ///
 /// A tile is read twice, K then V, chunk by chunk: at most `chunk_tokens` neighbours of one block.
-/// A chunk is converted to f32 once for all lanes (f32 is read in place), and 16 tokens' partial
-/// sums are folded together.
+/// f32 is read in place. A chunk of another element is converted once for all lanes, or, for a
+/// single lane, in registers where it is used. 16 tokens' partial sums are folded together.
 
 PAGEDKV_NAMESPACE_BEGIN
 namespace {
@@ -24,18 +24,22 @@ constexpr std::int64_t lanes_of_floats = 16;
   return *reinterpret_cast<FloatsAnywhere const*>(p);
 }
 
-/// What is to be read soon: vectors of as many neighbouring tokens. Asked for one by one, between
-/// the work on others: a burst of prefetches waits for the memory like loads do.
+/// What is to be read soon: vectors of as many neighbouring tokens, with scales of their own. Asked
+/// for one by one, between the work on others: a burst of prefetches waits for the memory like
+/// loads do.
 struct Ahead {
   std::byte const* bytes;  ///< null: nothing
   std::int64_t stride;
   std::int64_t vector_bytes;
+  float const* scale;  ///< null: shared ones, which stay in the cache
+  std::int64_t scale_stride;
 
   [[gnu::always_inline]] inline void fetch(std::int64_t token) const {
     if (bytes == nullptr) return;
     for (std::int64_t b = 0; b < vector_bytes; b += 64) {
       __builtin_prefetch(bytes + token * stride + b, 0, 2);
     }
+    if (scale != nullptr) __builtin_prefetch(scale + token * scale_stride, 0, 2);
   }
 };
 
@@ -44,6 +48,53 @@ struct Chunk {
   float const* x;
   std::int64_t stride;  ///< floats
   Ahead ahead;          ///< for who goes through the tokens first
+
+  struct Token {
+    float const* x;
+    [[gnu::always_inline]] inline Floats at(std::int64_t d) const {
+      return *reinterpret_cast<FloatsAnywhere const*>(x + d);
+    }
+  };
+  [[gnu::always_inline]] inline Token token(std::int64_t t) const { return {x + t * stride}; }
+};
+
+/// The same as they are stored.
+template <Element element>
+struct StoredChunk {
+  std::byte const* bytes;
+  std::int64_t stride;  ///< bytes
+  float const* scale;
+  std::int64_t scale_stride;
+  Ahead ahead;
+
+  struct Token {
+    std::byte const* bytes;
+    Floats factor;
+    [[gnu::always_inline]] inline Floats at(std::int64_t d) const {
+      auto const x = reinterpret_cast<Floats>(Numbers16<element>::at(bytes + d * code_bytes));
+      if constexpr (quant::is_unscaled(element)) return x;
+      return x * factor;
+    }
+  };
+  [[gnu::always_inline]] inline Token token(std::int64_t t) const {
+    Floats factor = {};
+    if constexpr (!quant::is_unscaled(element)) {
+      factor = factor + scale[t * scale_stride] * Numbers16<element>::unit;
+    }
+    return {bytes + t * stride, factor};
+  }
+  /// Whether the tokens' scales times the unit are floats.
+  [[gnu::always_inline]] inline bool is_exact(std::int64_t count) const {
+    if constexpr (quant::is_unscaled(element)) return true;
+    bool exact = true;
+    for (std::int64_t t = 0; t < (scale_stride == 0 ? 1 : count); ++t) {
+      exact &= quant::detail::is_finite(scale[t * scale_stride] * Numbers16<element>::unit);
+    }
+    return exact;
+  }
+
+ private:
+  static constexpr std::int64_t code_bytes = sizeof(typename Codec<element>::Code);
 };
 
 /// For sums, where all NaN are alike.
@@ -79,34 +130,39 @@ template <Element element>
   }
 }
 
-[[gnu::always_inline]] inline Chunk chunk_of(HeadTensor const& t, std::int64_t block,
-                                             std::int64_t offset, std::int64_t count, Ahead ahead,
-                                             float* buffer) {
-  std::byte const* const bytes = t.data + block * t.block_stride + offset * t.token_stride;
-  float const* const scale =
-      t.scales == nullptr ? nullptr
-                          : t.scales + block * t.scale_block_stride + offset * t.scale_token_stride;
-  bool const in_place = t.element == static_cast<std::int32_t>(Element::f32) &&
-                        t.dim % lanes_of_floats == 0 && t.token_stride % 4 == 0 &&
-                        reinterpret_cast<std::uintptr_t>(bytes) % alignof(float) == 0;
-  if (in_place) return {reinterpret_cast<float const*>(bytes), t.token_stride / 4, ahead};
-  switch (static_cast<Element>(t.element)) {
-    case Element::f32: decode_chunk<Element::f32>(t, bytes, scale, count, ahead, buffer); break;
-    case Element::f16: decode_chunk<Element::f16>(t, bytes, scale, count, ahead, buffer); break;
-    case Element::bf16: decode_chunk<Element::bf16>(t, bytes, scale, count, ahead, buffer); break;
-    case Element::fp8_e4m3:
-      decode_chunk<Element::fp8_e4m3>(t, bytes, scale, count, ahead, buffer);
-      break;
-    case Element::fp8_e5m2:
-      decode_chunk<Element::fp8_e5m2>(t, bytes, scale, count, ahead, buffer);
-      break;
-    case Element::int8: decode_chunk<Element::int8>(t, bytes, scale, count, ahead, buffer); break;
-    case Element::int8_asym:
-      decode_chunk<Element::int8_asym>(t, bytes, scale, count, ahead, buffer);
-      break;
-    case Element::int4: decode_chunk<Element::int4>(t, bytes, scale, count, ahead, buffer); break;
+/// A chunk's stored bytes and where its scales begin.
+struct Place {
+  std::byte const* bytes;
+  float const* scale;
+};
+[[gnu::always_inline]] inline Place place_of(HeadTensor const& t, std::int64_t block,
+                                             std::int64_t offset) {
+  Place p = {t.data + block * t.block_stride + offset * t.token_stride, nullptr};
+  if (t.scales != nullptr) {
+    p.scale = t.scales + block * t.scale_block_stride + offset * t.scale_token_stride;
   }
-  return {buffer, padded(t.dim), {}};
+  return p;
+}
+
+/// Calls use(chunk) with `count` tokens at `place`: in place, in registers, or converted.
+template <Element element, class Use>
+[[gnu::always_inline]] inline void use_chunk(HeadTensor const& t, Place place, std::int64_t count,
+                                             Ahead ahead, bool in_registers, float* buffer,
+                                             Use use) {
+  bool const is_whole = t.dim % lanes_of_floats == 0;
+  if constexpr (element == Element::f32) {
+    bool const is_aligned = t.token_stride % 4 == 0 &&
+                            reinterpret_cast<std::uintptr_t>(place.bytes) % alignof(float) == 0;
+    if (is_whole && is_aligned) {
+      return use(Chunk{reinterpret_cast<float const*>(place.bytes), t.token_stride / 4, ahead});
+    }
+  } else if constexpr (Numbers16<element>::exists) {
+    StoredChunk<element> const chunk{place.bytes, t.token_stride, place.scale, t.scale_token_stride,
+                                     ahead};
+    if (in_registers && is_whole && chunk.is_exact(count)) return use(chunk);
+  }
+  decode_chunk<element>(t, place.bytes, place.scale, count, ahead, buffer);
+  use(Chunk{buffer, padded(t.dim), {}});
 }
 
 // ---- sums ---------------------------------------------------------------------------------------
@@ -161,15 +217,18 @@ template <Element element>
 }
 
 /// scores[t] = rn(q . k * softmax_scale) for tokens first .. end - 1 of the chunk.
-[[gnu::always_inline]] inline void scores_of(Chunk chunk, float const* q, std::int64_t width,
-                                             std::int64_t first, std::int64_t end, float scale,
-                                             float* scores) {
-  Floats sums[chunk_tokens] = {};
+template <class AnyChunk>
+[[gnu::always_inline]] inline void scores_of(AnyChunk const& chunk, float const* q,
+                                             std::int64_t width, std::int64_t first,
+                                             std::int64_t end, float scale, float* scores) {
+  Floats sums[chunk_tokens];
+  for (std::int64_t t = 0; t < first; ++t) sums[t] = Floats{};
+  for (std::int64_t t = end; t < chunk_tokens; ++t) sums[t] = Floats{};
   for (std::int64_t t = first; t < end; ++t) {
     chunk.ahead.fetch(t);
-    float const* const k = chunk.x + t * chunk.stride;
+    auto const k = chunk.token(t);
     Floats sum = {};
-    for (std::int64_t d = 0; d < width; d += lanes_of_floats) sum += at(q + d) * at(k + d);
+    for (std::int64_t d = 0; d < width; d += lanes_of_floats) sum += at(q + d) * k.at(d);
     sums[t] = sum;
   }
   float dots[chunk_tokens];
@@ -177,37 +236,35 @@ template <Element element>
   for (std::int64_t t = first; t < end; ++t) scores[t] = dots[t] * scale;
 }
 
-/// acc[d] += weight * v[d], `count` vectors of floats, token after token.
-template <int count>
-[[gnu::always_inline]] inline void accumulate(Chunk chunk, float const* weights, std::int64_t first,
+/// acc[d] += weight * v[d], `count` vectors of floats from `from` on, token after token.
+template <int count, class AnyChunk>
+[[gnu::always_inline]] inline void accumulate(AnyChunk const& chunk, std::int64_t from,
+                                              float const* weights, std::int64_t first,
                                               std::int64_t end, float* acc) {
   Floats sums[count];
-  for (int i = 0; i < count; ++i) sums[i] = at(acc + i * lanes_of_floats);
+  for (int i = 0; i < count; ++i) sums[i] = at(acc + from + i * lanes_of_floats);
   for (std::int64_t t = first; t < end; ++t) {
-    chunk.ahead.fetch(t);
-    float const* const v = chunk.x + t * chunk.stride;
+    if (from == 0) chunk.ahead.fetch(t);
+    auto const v = chunk.token(t);
     float const weight = weights[t];
-    for (int i = 0; i < count; ++i) sums[i] += weight * at(v + i * lanes_of_floats);
+    for (int i = 0; i < count; ++i) sums[i] += weight * v.at(from + i * lanes_of_floats);
   }
   for (int i = 0; i < count; ++i) {
-    *reinterpret_cast<FloatsAnywhere*>(acc + i * lanes_of_floats) = sums[i];
+    *reinterpret_cast<FloatsAnywhere*>(acc + from + i * lanes_of_floats) = sums[i];
   }
 }
-[[gnu::always_inline]] inline void accumulate(Chunk chunk, float const* weights, std::int64_t first,
-                                              std::int64_t end, std::int64_t width, float* acc) {
+template <class AnyChunk>
+[[gnu::always_inline]] inline void accumulate(AnyChunk const& chunk, float const* weights,
+                                              std::int64_t first, std::int64_t end,
+                                              std::int64_t width, float* acc) {
   std::int64_t d = 0;
   for (; d + 8 * lanes_of_floats <= width; d += 8 * lanes_of_floats) {
-    accumulate<8>({chunk.x + d, chunk.stride, d == 0 ? chunk.ahead : Ahead{}}, weights, first, end,
-                  acc + d);
+    accumulate<8>(chunk, d, weights, first, end, acc);
   }
   for (; d + 4 * lanes_of_floats <= width; d += 4 * lanes_of_floats) {
-    accumulate<4>({chunk.x + d, chunk.stride, d == 0 ? chunk.ahead : Ahead{}}, weights, first, end,
-                  acc + d);
+    accumulate<4>(chunk, d, weights, first, end, acc);
   }
-  for (; d < width; d += lanes_of_floats) {
-    accumulate<1>({chunk.x + d, chunk.stride, d == 0 ? chunk.ahead : Ahead{}}, weights, first, end,
-                  acc + d);
-  }
+  for (; d < width; d += lanes_of_floats) accumulate<1>(chunk, d, weights, first, end, acc);
 }
 
 /// Scores of the tile's positions begin .. end - 1 become weights. [tile_tokens], the rest 0.
@@ -252,16 +309,18 @@ constexpr std::int64_t bytes_ahead = 65536;
   HeadTensor const& t = is_k == (position < end) ? a.k : a.v;
   if (is_k && position >= end) position = begin + (position - end);
   if (position >= a.sequence_end) return {};
-  std::int64_t const block = a.table[position / a.block_tokens];
-  return {t.data + block * t.block_stride + position % a.block_tokens * t.token_stride,
-          t.token_stride, bytes_of_vector(t)};
+  Place const place = place_of(t, a.table[position / a.block_tokens], position % a.block_tokens);
+  bool const has_scales = t.scale_block_stride != 0;
+  return {place.bytes, t.token_stride, bytes_of_vector(t), has_scales ? place.scale : nullptr,
+          t.scale_token_stride};
 }
 
 /// Calls visit(chunk, position of its first token in the tile, tokens) for the tile's positions
-/// begin .. end - 1 of K, or of V.
-template <class Visit>
+/// begin .. end - 1 of K, or of V, whose element it is.
+template <Element element, class Visit>
 [[gnu::always_inline]] inline void for_each_chunk(TileArgs const& a, bool is_k, std::int64_t begin,
-                                                  std::int64_t end, float* buffer, Visit visit) {
+                                                  std::int64_t end, Visit visit) {
+  alignas(64) float buffer[chunk_floats];
   HeadTensor const& t = is_k ? a.k : a.v;
   std::int64_t const fitting = chunk_floats / padded(t.dim);
   std::int64_t const most = fitting < chunk_tokens ? fitting : chunk_tokens;
@@ -277,7 +336,8 @@ template <class Visit>
     count = count < most ? count : most;
     count = count < end - p ? count : end - p;
     Ahead const ahead = ahead_of(a, is_k, p + distance, begin, end);
-    visit(chunk_of(t, a.table[column], offset, count, ahead, buffer), p - a.tile_begin, count);
+    use_chunk<element>(t, place_of(t, a.table[column], offset), count, ahead, a.num_lanes == 1,
+                       buffer, [&](auto const& chunk) { visit(chunk, p - a.tile_begin, count); });
     p += count;
     offset += count;
     if (offset == a.block_tokens) {
@@ -299,9 +359,48 @@ struct Overlap {
   return {begin > 0 ? begin : 0, end < count ? end : count};
 }
 
+using Weights = float[max_lanes][tile_tokens + chunk_tokens];
+
+/// weights[lane][t]: the scores of the tile's positions begin .. end - 1 that a lane sees.
+template <Element element>
+void score_tile(TileArgs const& a, std::int64_t begin, std::int64_t end, Weights& weights) {
+  std::int64_t const width = padded(a.k.dim);
+  for_each_chunk<element>(a, true, begin, end,
+                          [&](auto chunk, std::int64_t at_tile, std::int64_t count) {
+                            for (int lane = 0; lane < a.num_lanes; ++lane) {
+                              auto const seen = overlap(a, lane, at_tile, count);
+                              if (seen.first >= seen.end) continue;
+                              scores_of(chunk, a.q + lane * a.q_stride, width, seen.first, seen.end,
+                                        a.softmax_scale, weights[lane] + at_tile);
+                              chunk.ahead = {};
+                            }
+                          });
+}
+
+/// acc of each lane: the tile's V, weighted.
+template <Element element>
+void sum_tile(TileArgs const& a, std::int64_t begin, std::int64_t end, Weights& weights) {
+  std::int64_t const width = padded(a.v.dim);
+  for_each_chunk<element>(a, false, begin, end,
+                          [&](auto chunk, std::int64_t at_tile, std::int64_t count) {
+                            for (int lane = 0; lane < a.num_lanes; ++lane) {
+                              auto const seen = overlap(a, lane, at_tile, count);
+                              if (seen.first >= seen.end) continue;
+                              accumulate(chunk, weights[lane] + at_tile, seen.first, seen.end,
+                                         width, a.acc + lane * a.acc_stride);
+                              chunk.ahead = {};
+                            }
+                          });
+}
+
+#define PAGEDKV_SCORE_TILE(e) &score_tile<e>
+#define PAGEDKV_SUM_TILE(e) &sum_tile<e>
+using TilePass = void (*)(TileArgs const&, std::int64_t begin, std::int64_t end, Weights&);
+constexpr TilePass score_passes[] = PAGEDKV_EVERY_ELEMENT(PAGEDKV_SCORE_TILE);
+constexpr TilePass sum_passes[] = PAGEDKV_EVERY_ELEMENT(PAGEDKV_SUM_TILE);
+
 void attend_tile(TileArgs& a) {
-  alignas(64) float buffer[chunk_floats];
-  alignas(64) float weights[max_lanes][tile_tokens + chunk_tokens];
+  alignas(64) Weights weights;
   std::int64_t begin = INT64_MAX;
   std::int64_t end = 0;
   for (int lane = 0; lane < a.num_lanes; ++lane) {
@@ -311,18 +410,7 @@ void attend_tile(TileArgs& a) {
   }
   if (begin >= end) return;
 
-  std::int64_t const k_width = padded(a.k.dim);
-  for_each_chunk(a, true, begin, end, buffer,
-                 [&](Chunk chunk, std::int64_t at_tile, std::int64_t count) {
-                   for (int lane = 0; lane < a.num_lanes; ++lane) {
-                     auto const seen = overlap(a, lane, at_tile, count);
-                     if (seen.first >= seen.end) continue;
-                     scores_of(chunk, a.q + lane * a.q_stride, k_width, seen.first, seen.end,
-                               a.softmax_scale, weights[lane] + at_tile);
-                     chunk.ahead = {};
-                   }
-                 });
-
+  score_passes[a.k.element](a, begin, end, weights);
   std::int64_t const v_width = padded(a.v.dim);
   for (int lane = 0; lane < a.num_lanes; ++lane) {
     if (a.begin[lane] >= a.end[lane]) continue;
@@ -331,16 +419,7 @@ void attend_tile(TileArgs& a) {
     float* const acc = a.acc + lane * a.acc_stride;
     for (std::int64_t d = 0; d < v_width; ++d) acc[d] = 0.0F;
   }
-  for_each_chunk(a, false, begin, end, buffer,
-                 [&](Chunk chunk, std::int64_t at_tile, std::int64_t count) {
-                   for (int lane = 0; lane < a.num_lanes; ++lane) {
-                     auto const seen = overlap(a, lane, at_tile, count);
-                     if (seen.first >= seen.end) continue;
-                     accumulate(chunk, weights[lane] + at_tile, seen.first, seen.end, v_width,
-                                a.acc + lane * a.acc_stride);
-                     chunk.ahead = {};
-                   }
-                 });
+  sum_passes[a.v.element](a, begin, end, weights);
 }
 
 }  // namespace

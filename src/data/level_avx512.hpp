@@ -8,7 +8,7 @@
 /// comes from the input. NaN is looked for over the whole vector and sends it to the plain loop.
 ///
 /// Decoding E4M3: its bits moved to those of a binary16 are 2^-8 of the number, subnormals too; the
-/// scale makes up for it.
+/// scale makes up for it, exactly.
 
 PAGEDKV_NAMESPACE_BEGIN
 namespace {
@@ -182,38 +182,64 @@ struct Encode<row, Element::int8> {
   }
 };
 
-/// fp8 codes as binary16 of 2^-8 (E4M3) or 1 (E5M2) times the number.
-template <Element element>
-[[gnu::always_inline]] inline __m512i fp8_halves(__m256i codes) {
-  __m512i const high = _mm512_slli_epi16(_mm512_cvtepu8_epi16(codes), 8);
-  if constexpr (element == Element::fp8_e5m2) return high;
-  return _mm512_and_si512(_mm512_srai_epi16(high, 1),
-                          _mm512_set1_epi16(static_cast<short>(0xBFFF)));
-}
+template <>
+struct Numbers16<Element::f16> : ExistingNumbers16<1> {
+  [[gnu::always_inline]] static inline __m512 at(std::byte const* in) {
+    return _mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<__m256i const*>(in)));
+  }
+};
+template <>
+struct Numbers16<Element::bf16> : ExistingNumbers16<1> {
+  [[gnu::always_inline]] static inline __m512 at(std::byte const* in) {
+    __m256i const codes = _mm256_loadu_si256(reinterpret_cast<__m256i const*>(in));
+    return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(codes), 16));
+  }
+};
+template <>
+struct Numbers16<Element::int8> : ExistingNumbers16<1> {
+  [[gnu::always_inline]] static inline __m512 at(std::byte const* in) {
+    __m128i const codes = _mm_loadu_si128(reinterpret_cast<__m128i const*>(in));
+    return _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(codes));
+  }
+};
+template <>
+struct Numbers16<Element::fp8_e5m2> : ExistingNumbers16<1> {
+  [[gnu::always_inline]] static inline __m512 at(std::byte const* in) {
+    __m128i const codes = _mm_loadu_si128(reinterpret_cast<__m128i const*>(in));
+    return _mm512_cvtph_ps(_mm256_slli_epi16(_mm256_cvtepu8_epi16(codes), 8));
+  }
+};
+template <>
+struct Numbers16<Element::fp8_e4m3> : ExistingNumbers16<256> {
+  [[gnu::always_inline]] static inline __m512 at(std::byte const* in) {
+    __m128i const codes = _mm_loadu_si128(reinterpret_cast<__m128i const*>(in));
+    // The sign in bits 15 and 14, the others below.
+    __m256i const halves = _mm256_slli_epi16(_mm256_cvtepi8_epi16(codes), 7);
+    // All ones but the sign are NaN: only they carry into bit 14.
+    __m256i const carried = _mm256_add_epi16(halves, _mm256_set1_epi16(0x80));
+    __m256i const exponent_bit = _mm256_set1_epi16(0x4000);
+    // exponent_bit ? halves ^ carried : halves
+    return _mm512_cvtph_ps(_mm256_ternarylogic_epi32(halves, carried, exponent_bit, 0x78));
+  }
+};
 
 template <Element element>
 struct DecodeFp8 {
-  static constexpr float unit = element == Element::fp8_e4m3 ? 256.0F : 1.0F;
-
   static void run(std::byte const* in, std::int64_t dim, AffineScale scale, std::byte* out) {
-    float const factor_value = scale.scale * unit;
+    using Numbers = Numbers16<element>;
+    float const factor_value = scale.scale * Numbers::unit;
     bool const exact = quant::detail::is_finite(factor_value);
     std::int64_t const whole = exact ? dim / 32 * 32 : 0;
     __m512 const factor = _mm512_set1_ps(factor_value);
     std::uint32_t any_nan = 0;
     for (std::int64_t i = 0; i < whole; i += 32) {
-      __m256i const codes = _mm256_loadu_si256(reinterpret_cast<__m256i const*>(in + i));
-      if constexpr (element == Element::fp8_e4m3) {
-        any_nan |= _mm256_cmpeq_epi8_mask(
-            _mm256_or_si256(codes, _mm256_set1_epi8(static_cast<char>(0x80))),
-            _mm256_set1_epi8(static_cast<char>(0xFF)));
-      }
-      __m512i const halves = fp8_halves<element>(codes);
-      __m512 const a = _mm512_cvtph_ps(_mm512_castsi512_si256(halves));
-      __m512 const b = _mm512_cvtph_ps(_mm512_extracti64x4_epi64(halves, 1));
-      _mm512_storeu_ps(out + i * 4, _mm512_mul_ps(a, factor));
-      _mm512_storeu_ps(out + i * 4 + 64, _mm512_mul_ps(b, factor));
+      __m512 const a = _mm512_mul_ps(Numbers::at(in + i), factor);
+      __m512 const b = _mm512_mul_ps(Numbers::at(in + i + 16), factor);
+      any_nan |= _mm512_cmp_ps_mask(a, b, _CMP_UNORD_Q);
+      _mm512_storeu_ps(out + i * 4, a);
+      _mm512_storeu_ps(out + i * 4 + 64, b);
     }
+    // The plain loop gives a NaN the definition's bits.
     std::int64_t const done = any_nan == 0 ? whole : 0;
     if (done == dim) return;
     decode_plain<element, Element::f32>(in + done, dim - done, scale, out + done * 4);

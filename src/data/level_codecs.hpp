@@ -16,6 +16,14 @@ using ::pagedkv::cpu::VectorsArgs;
 using quant::AffineScale;
 using quant::Codec;
 
+/// A table with an entry for each element.
+#define PAGEDKV_EVERY_ELEMENT(entry)                                                          \
+  {                                                                                           \
+    entry(Element::f32), entry(Element::f16), entry(Element::bf16), entry(Element::fp8_e4m3), \
+        entry(Element::fp8_e5m2), entry(Element::int8), entry(Element::int8_asym),            \
+        entry(Element::int4)                                                                  \
+  }
+
 /// A number that may lie at any address.
 template <class T>
 struct __attribute__((packed, may_alias)) AnyAddress {
@@ -203,6 +211,18 @@ struct Decode {
   static void run(std::byte const* in, std::int64_t dim, AffineScale scale, std::byte* out) {
     decode_plain<element, row>(in, dim, scale, out);
   }
+};
+
+/// 16 stored numbers in a register, as floats of 1 / `unit` of what they read as with a scale of 1.
+/// Only where a level has the instructions.
+template <Element element>
+struct Numbers16 {
+  static constexpr bool exists = false;
+};
+template <int unit_value>
+struct ExistingNumbers16 {
+  static constexpr bool exists = true;
+  static constexpr float unit = unit_value;
 };
 
 }  // namespace

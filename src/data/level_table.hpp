@@ -5,12 +5,6 @@
 PAGEDKV_NAMESPACE_BEGIN
 namespace {
 
-#define PAGEDKV_EVERY_ELEMENT(entry)                                                          \
-  {                                                                                           \
-    entry(Element::f32), entry(Element::f16), entry(Element::bf16), entry(Element::fp8_e4m3), \
-        entry(Element::fp8_e5m2), entry(Element::int8), entry(Element::int8_asym),            \
-        entry(Element::int4)                                                                  \
-  }
 #define PAGEDKV_STORE_F32(e) &store<Element::f32, e>
 #define PAGEDKV_STORE_F16(e) &store<Element::f16, e>
 #define PAGEDKV_STORE_BF16(e) &store<Element::bf16, e>

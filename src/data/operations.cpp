@@ -219,9 +219,14 @@ void gather_kv(KvView const& view, std::int32_t layer_index, std::span<std::int3
   Kernels const& kernel = kernels();
   for (std::int64_t i = 0; i < range.count;) {
     std::int64_t const position = range.first + i;
+    std::int64_t const block = detail::block_at(view, table, position);
+    if (block < 0) {
+      ++i;
+      continue;
+    }
     std::int64_t const offset = position % view.block_tokens;
-    Run const run{i, std::min<std::int64_t>(range.count - i, view.block_tokens - offset),
-                  table[static_cast<std::size_t>(position / view.block_tokens)], offset};
+    Run const run{i, std::min<std::int64_t>(range.count - i, view.block_tokens - offset), block,
+                  offset};
     load_run(kernel, view, layer.k, k, run);
     load_run(kernel, view, layer.v, v, run);
     i += run.count;

@@ -49,7 +49,9 @@ void read_vector(KvTensor const& t, std::int64_t block, std::int64_t offset, std
                        t.vector(block, offset, head), t.head_dim, x);
 }
 
-/// Tokens first .. first + count - 1 of a step go to neighbouring slots of one block.
+/// Tokens first .. first + count - 1 of a step go to neighbouring slots of one block. Runs decide
+/// the bytes of `per_block_head`, so they are found here a second time: what the fast version
+/// shared with its oracle, no comparison could find wrong.
 struct Run {
   std::int64_t first = 0;
   std::int64_t count = 0;
@@ -134,10 +136,11 @@ void gather_tensor(KvView const& view, KvTensor const& t, std::span<std::int32_t
   if (t.head_dim == 0) return;
   for (std::int64_t i = 0; i < range.count; ++i) {
     std::int64_t const position = range.first + i;
-    auto const column = static_cast<std::size_t>(position / view.block_tokens);
+    std::int64_t const block = detail::block_at(view, table, position);
+    if (block < 0) continue;
     for (std::int64_t head = 0; head < view.num_kv_heads; ++head) {
       Vector x;
-      read_vector(t, table[column], position % view.block_tokens, head, x.data());
+      read_vector(t, block, position % view.block_tokens, head, x.data());
       store_row(rows, i, head, t.head_dim, x.data());
     }
   }

@@ -223,3 +223,132 @@ TEST_CASE("attention of every level gives the oracle's bits") {
     }
   }
 }
+
+namespace {
+
+/// K and V of one head whose codes the test chooses; one query head reads them.
+struct CodesScene {
+  CodesScene(KvFormat format, std::int32_t dim, std::int32_t tokens, float k_scale, float v_scale)
+      : num_tokens(tokens),
+        q(static_cast<std::size_t>(dim)),
+        storage({.num_layers = 1,
+                 .num_kv_heads = 1,
+                 .head_dim_k = dim,
+                 .head_dim_v = dim,
+                 .block_tokens = 16,
+                 .format = format},
+                4, {}, scales(format, k_scale, v_scale)) {
+    std::mt19937 random(77);
+    std::normal_distribution<float> normal;
+    for (float& x : q) x = normal(random);
+    if (is_static(format) || kv::quant::is_unscaled(format.element)) return;
+    for (std::int32_t t = 0; t < tokens; ++t) {
+      set_scale(layer().k, t, k_scale);
+      set_scale(layer().v, t, t % 5 == 3 ? 0.5F : v_scale);
+    }
+  }
+
+  void set_scale(kv::KvTensor const& t, std::int32_t token, float scale) const {
+    float* const entry = t.scale(block(token), token % 16, 0);
+    entry[0] = scale;
+    if (kv::quant::has_zero(t.format.element)) entry[1] = 0.25F;
+  }
+  static std::vector<kv::StaticScales> scales(KvFormat format, float k, float v) {
+    if (!is_static(format)) return {{}};
+    return {{{k}, {v}}};
+  }
+  [[nodiscard]] kv::KvLayer const& layer() const { return storage.view().layers[0]; }
+  [[nodiscard]] std::int32_t block(std::int32_t token) const { return table[token / 16]; }
+
+  /// Makes the next numbers of a tensor's tokens, one after the other.
+  template <class Next>
+  void fill(kv::KvTensor const& t, Next next) const {
+    std::int64_t const bytes = bytes_per_vector(t.format.element, 1);
+    for (std::int32_t token = 0; token < num_tokens; ++token) {
+      std::byte* const vector = t.vector(block(token), token % 16, 0);
+      for (std::int32_t i = 0; i < t.head_dim; ++i) {
+        std::uint32_t const code = next();
+        std::memcpy(vector + i * bytes, &code, static_cast<std::size_t>(bytes));
+      }
+    }
+  }
+  [[nodiscard]] std::vector<float> attend(decltype(&kv::cpu::decode_attention) attention,
+                                          float softmax_scale) const {
+    std::vector<float> out(q.size());
+    auto const dim = static_cast<std::int64_t>(q.size());
+    std::int32_t const indptr[] = {0, kv::blocks_for(num_tokens, 16)};
+    auto const blocks = std::span(table).first(static_cast<std::size_t>(indptr[1]));
+    attention(storage.view(), 0, {indptr, blocks, std::span(&num_tokens, 1)},
+              {q.data(), out.data(), 1, dim, dim}, {.softmax_scale = softmax_scale});
+    return out;
+  }
+
+  std::int32_t table[4] = {2, 0, 3, 1};
+  std::int32_t num_tokens;
+  std::vector<float> q;
+  KvStorage storage;
+};
+
+constexpr float extreme_scales[] = {0.0173F, 1.0F, 0x1p-140F, 0x1p119F, 0x1p121F, 3e38F};
+constexpr std::int32_t whole_dims[] = {16, 64, 80, 128, 192};
+
+}  // namespace
+
+TEST_CASE("a single query head reads every code of V as the oracle does, whatever the scale") {
+  for (KvFormat const format : all_formats()) {
+    if (bits_per_element(format.element) > 16 || format.element == Element::int4) continue;
+    for (float const scale : extreme_scales) {
+      for (std::int32_t const dim : whole_dims) {
+        // One token has weight 1: `out` is its V. Then as many as there are codes.
+        for (std::int32_t const tokens : {1, 37}) {
+          CodesScene const s(format, dim, tokens, 0.1F, scale);
+          std::uint32_t const step = bits_per_element(format.element) == 16 ? 251 : 1;
+          for (std::uint32_t first = 0; first < 65536; first += tokens == 1 ? 16 * step : 30000) {
+            if (step == 1 && first >= 256) break;
+            std::uint32_t code = first;
+            s.fill(s.layer().k, [] { return 1U; });
+            s.fill(s.layer().v, [&] { return code += step; });
+            auto const expected = s.attend(&kv::cpu::scalar::decode_attention, 0.1F);
+            at_each_level([&](char const* level) {
+              INFO(level << " " << to_string(format) << " dim " << dim << " scale " << scale
+                         << " codes from " << first);
+              CHECK(same_floats(s.attend(&kv::cpu::decode_attention, 0.1F), expected));
+            });
+          }
+        }
+      }
+    }
+  }
+}
+
+TEST_CASE("a single query head reads K as the oracle does: extreme scales, a NaN") {
+  std::mt19937 random(9);
+  for (KvFormat const format : all_formats()) {
+    bool const is_e4m3 = format.element == Element::fp8_e4m3;
+    if (!is_e4m3 && format.element != Element::fp8_e5m2) continue;
+    for (float const scale : {0.0173F, 0x1p-140F, 0x1p119F, 0x1p121F}) {
+      for (std::int32_t const dim : whole_dims) {
+        CodesScene const s(format, dim, 37, scale, 0.1F);
+        // Up to 1 and of both signs, so that scores stay finite.
+        std::uint32_t const one = is_e4m3 ? 0x38 : 0x3C;
+        s.fill(s.layer().k, [&] {
+          auto const bits = static_cast<std::uint32_t>(random());
+          return (bits & 0x80U) + (bits >> 8) % (one + 1);
+        });
+        s.fill(s.layer().v, [&] { return static_cast<std::uint32_t>(random() % 0x70U); });
+        float const softmax_scale = std::min(1.0F, 1.0F / scale);
+        auto const compare = [&] {
+          auto const expected = s.attend(&kv::cpu::scalar::decode_attention, softmax_scale);
+          at_each_level([&](char const* level) {
+            INFO(level << " " << to_string(format) << " dim " << dim << " scale " << scale);
+            CHECK(same_floats(s.attend(&kv::cpu::decode_attention, softmax_scale), expected));
+          });
+          return expected[0];
+        };
+        CHECK(std::isfinite(compare()));
+        s.layer().k.vector(s.block(20), 4, 0)[dim - 1] = std::byte{0xFF};
+        CHECK(std::isnan(compare()));
+      }
+    }
+  }
+}

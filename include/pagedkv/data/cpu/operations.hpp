@@ -47,7 +47,9 @@ void copy_blocks(KvView const& view, std::span<BlockCopy const> copies);
 void zero_blocks(KvView const& view, std::span<BlockId const> blocks);
 
 /// Reads positions `range` of a sequence whose row of the block table is `table`, dequantized, into
-/// contiguous rows: `range.count` of them. Requires: `table` reaches range.end().
+/// contiguous rows: `range.count` of them. Requires: `table` reaches range.end(), and its entries
+/// are the pool's. Bounds-guarded in unchecked builds too: a position that `table` hasn't, or whose
+/// entry the pool hasn't, leaves its rows untouched, as on CUDA devices.
 void gather_kv(KvView const& view, std::int32_t layer, std::span<std::int32_t const> table,
                TokenRange range, MutableKvRows const& k, MutableKvRows const& v);
 

@@ -124,10 +124,11 @@ TEST_CASE("vLLM's flash layout reads every K and V from what it is given") {
                    .head_dim_v = 16,
                    .block_tokens = seed % 2 == 0 ? 16 : 32,
                    .format = format},
-                  placement, seed++);
+                  placement, seed);
       for (int i = 0; i < 15; ++i) {
         world.step([&](StepSeen const& seen) { check_step(world, seen); });
       }
+      ++seed;
     }
   }
 }

@@ -99,11 +99,6 @@ void check(Case const& c) {
   CHECK(findings.clean());
 }
 
-std::vector<KvFormat> device_formats() {
-  std::vector<KvFormat> formats = all_formats();
-  std::erase(formats, KvFormat{Element::f32, Granularity::none});
-  return formats;
-}
 constexpr Element inputs[] = {Element::f16, Element::bf16, Element::f32};
 constexpr KvLayout layouts[] = {{BlockOrder::nhd, PoolOrder::layer_major},
                                 {BlockOrder::hnd, PoolOrder::block_major}};
@@ -111,7 +106,7 @@ constexpr KvLayout layouts[] = {{BlockOrder::nhd, PoolOrder::layer_major},
 }  // namespace
 
 TEST_CASE("every format, input and layout stores the oracle's bytes, head_dim 64") {
-  for (KvFormat const format : device_formats()) {
+  for (KvFormat const format : all_formats()) {
     for (Element const input : inputs) {
       for (KvLayout const layout : layouts) {
         check({.format = format, .input = input, .layout = layout});
@@ -121,7 +116,7 @@ TEST_CASE("every format, input and layout stores the oracle's bytes, head_dim 64
 }
 
 TEST_CASE("head_dim 80 to 256, K and V apart, one head or three") {
-  for (KvFormat const format : device_formats()) {
+  for (KvFormat const format : all_formats()) {
     check({.format = format, .dim_k = 128, .dim_v = 128, .heads = 3});
     check({.format = format, .input = Element::bf16, .dim_k = 256, .dim_v = 256, .heads = 1});
     check({.format = format, .dim_k = 192, .dim_v = 128, .layout = layouts[1]});
@@ -130,7 +125,7 @@ TEST_CASE("head_dim 80 to 256, K and V apart, one head or three") {
 }
 
 TEST_CASE("no V, and latents longer than a warp has lanes for") {
-  for (KvFormat const format : device_formats()) {
+  for (KvFormat const format : all_formats()) {
     check({.format = format, .dim_k = 64, .dim_v = 0});
     check({.format = format, .dim_k = 576, .dim_v = 0, .heads = 1, .block_tokens = 2});
   }
@@ -147,7 +142,7 @@ TEST_CASE("K and V of different formats") {
 }
 
 TEST_CASE("rows that aren't aligned, vectors that 16 doesn't divide") {
-  for (KvFormat const format : device_formats()) {
+  for (KvFormat const format : all_formats()) {
     check({.format = format, .dim_k = 72, .dim_v = 33, .heads = 3});
     check({.format = format, .input = Element::f16, .gap = 1});
     check({.format = format, .input = Element::bf16, .gap = 8, .misaligned = 2});
@@ -156,7 +151,7 @@ TEST_CASE("rows that aren't aligned, vectors that 16 doesn't divide") {
 }
 
 TEST_CASE("blocks of one token, of an odd number, and of many") {
-  for (KvFormat const format : device_formats()) {
+  for (KvFormat const format : all_formats()) {
     for (std::int32_t const block_tokens : {1, 7, 16}) {
       check({.format = format, .heads = 1, .block_tokens = block_tokens});
     }
@@ -228,7 +223,7 @@ void check_all_inputs(Element input, KvFormat format, float scale) {
 
 TEST_CASE("all halfs and all bfloat16s through the kernels that convert") {
   for (Element const input : {Element::f16, Element::bf16}) {
-    for (KvFormat const format : device_formats()) {
+    for (KvFormat const format : all_formats()) {
       if (format.granularity == Granularity::per_block_head) continue;
       for (float const scale : {1.0F, 0.0117F, 37.0F}) {
         if (scale == 1.0F || is_static(format)) check_all_inputs(input, format, scale);

@@ -12,7 +12,7 @@
 /// scales are those of `cpu::scalar`, bit for bit; what a gather reads is too, all NaN being one.
 ///
 /// Rows and blocks that are aligned to 16 bytes in every stride, with a head_dim that 16 divides,
-/// go through 16-byte accesses; everything else works, element by element. Pools of f32 don't.
+/// go through 16-byte accesses; everything else works, element by element.
 #pragma once
 
 #include <cstdint>

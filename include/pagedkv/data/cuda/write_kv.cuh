@@ -513,7 +513,7 @@ cudaError_t launch_per_block_head(WriteCall const& call) {
 /// One kernel: the format of both tensors is `{out, granularity}`, the rows' element is `in`.
 template <Element in, Element out, Granularity granularity>
 cudaError_t write_kv(detail::WriteCall const& call) {
-  static_assert(detail::is_row<in> && out != Element::f32);
+  static_assert(detail::is_row<in>);
   static_assert(is_valid(KvFormat{out, granularity}), "no such format");
   if constexpr (granularity == Granularity::per_block_head) {
     return detail::launch_per_block_head<in, out>(call);
@@ -539,6 +539,7 @@ cudaError_t write_fp8(WriteCall const& call) {
 template <Element in>
 cudaError_t write_from(WriteCall const& call) {
   switch (call.format.element) {
+    case Element::f32: return launch_static<in, Element::f32>(call);
     case Element::f16: return launch_static<in, Element::f16>(call);
     case Element::bf16: return launch_static<in, Element::bf16>(call);
     case Element::fp8_e4m3: return write_fp8<in, Element::fp8_e4m3>(call);

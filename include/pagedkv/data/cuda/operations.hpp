@@ -20,6 +20,7 @@
 #include <pagedkv/data/cuda/arguments.hpp>
 #include <pagedkv/data/cuda/runtime_types.hpp>
 #include <pagedkv/data/kv_view.hpp>
+#include <pagedkv/data/rope.hpp>
 #include <pagedkv/types.hpp>
 #include <pagedkv/version.hpp>
 
@@ -31,6 +32,16 @@ namespace cuda {
 /// order, and all at offsets below a run's first are written.
 [[nodiscard]] cudaError_t write_kv(KvView const& view, std::int32_t layer, KvRows const& k,
                                    KvRows const& v, WriteSlots const& to, cudaStream_t stream);
+
+/// The same with K rotated on its way to the quantizer: the bytes that `write_kv` stores of K in
+/// f32, each vector by `rotate_vector`. V stays as it is, and so do the rows. Still one launch.
+/// `rope`: pointers into device memory. `cudaErrorInvalidValue` also where one is null, or
+/// rotary_dim is odd, 0 or above the head_dim of K.
+///
+/// A rotary_dim that 16 divides and tables aligned to 16 bytes go through 16-byte accesses.
+[[nodiscard]] cudaError_t write_kv_rope(KvView const& view, std::int32_t layer, KvRows const& k,
+                                        KvRows const& v, Rope const& rope, WriteSlots const& to,
+                                        cudaStream_t stream);
 
 /// Runs the copy plan: all layers, K, V and the scales beside them, one launch.
 /// `device_layers`: view.layers copied to device memory. `copies`: [num_copies], on the device; one

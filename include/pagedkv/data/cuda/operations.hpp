@@ -15,6 +15,7 @@
 /// go through 16-byte accesses; everything else works, element by element.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 
 #include <pagedkv/data/cuda/arguments.hpp>
@@ -69,6 +70,17 @@ namespace cuda {
 [[nodiscard]] cudaError_t decode_attention(KvView const& view, std::int32_t layer,
                                            DecodeBatch const& batch, DecodeQueries const& queries,
                                            DecodeOptions const& options, cudaStream_t stream);
+
+/// Raises a layer's row of the table to what K and V of a step have: over many steps, what
+/// `quant::CalibrationObserver` sees (a per_tensor amax is the largest of its heads'), bit for bit;
+/// infinities and NaN count for nothing. `workspace`: device memory of `bytes`, at least
+/// `calibrate_amax_workspace`, aligned to 256 bytes; steps on one stream may share it. Two
+/// launches.
+[[nodiscard]] cudaError_t calibrate_amax(AmaxTable const& table, std::int32_t layer,
+                                         AmaxStep const& step, void* workspace, std::size_t bytes,
+                                         cudaStream_t stream);
+/// The bytes that its workspace needs for this table, whatever the step.
+[[nodiscard]] cudaError_t calibrate_amax_workspace(AmaxTable const& table, std::size_t& bytes);
 
 /// Applies a step's row moves, in order, then its changes.
 [[nodiscard]] cudaError_t update_tables(DeviceTable const& table, TableUpdates const& updates,

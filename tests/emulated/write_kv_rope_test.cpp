@@ -65,6 +65,9 @@ TEST_CASE("number by number: odd widths, rows and tables that aren't aligned, lo
                    .pairing = pairing});
       check_write({.format = format, .rotary_dim = 64, .pairing = pairing, .table_shift = 1});
     }
+    for (std::int32_t const rotary_dim : {20, 24}) {
+      check_write({.format = format, .input = Element::f32, .rotary_dim = rotary_dim});
+    }
     check_write({.format = format, .rotary_dim = 32, .table_gap = 8, .table_shift = 4});
     check_write({.format = format, .input = Element::f32, .rotary_dim = 64, .table_gap = 3});
     check_write({.format = format,

@@ -17,3 +17,12 @@ if(PAGEDKV_NVCC)
     set_tests_properties(ptx.samples_${arch} PROPERTIES LABELS ptx TIMEOUT 300)
   endforeach()
 endif()
+
+# Every half and bfloat16, through what nvcc makes of a conversion.
+if(PAGEDKV_NVCC)
+  foreach(arch IN ITEMS 80 90)
+    add_test(NAME ptx.conversions_${arch} COMMAND ${Python3_EXECUTABLE} ${ptx_dir}/conversions_test.py
+                                                  --nvcc ${PAGEDKV_NVCC} --arch ${arch})
+    set_tests_properties(ptx.conversions_${arch} PROPERTIES LABELS ptx TIMEOUT 300)
+  endforeach()
+endif()

@@ -32,7 +32,7 @@ if(first MATCHES "^[0-9]+$")
   list(APPEND gencode "SHELL:-gencode arch=compute_${first},code=compute_${first}")
 endif()
 
-file(GLOB cuda_sources CONFIGURE_DEPENDS cuda/*.cu)
+file(GLOB cuda_sources CONFIGURE_DEPENDS cuda/*.cu cuda/*.cpp)
 add_library(pagedkv_cuda STATIC ${cuda_sources})
 add_library(pagedkv::cuda ALIAS pagedkv_cuda)
 target_link_libraries(pagedkv_cuda PUBLIC pagedkv_headers CUDA::cudart)
@@ -41,9 +41,16 @@ target_compile_definitions(
   PUBLIC PAGEDKV_CUDA_TOOLKIT
   PRIVATE PAGEDKV_CUDA_KERNELS_COMPILED)
 # CMake 3.25 has no name for the dialect of nvcc 13.
-target_compile_options(pagedkv_cuda PRIVATE -std=c++20 ${gencode})
+set(nvcc_options -std=c++20 ${gencode})
 if(PAGEDKV_WERROR)
-  target_compile_options(pagedkv_cuda PRIVATE "SHELL:-Werror all-warnings")
+  list(APPEND nvcc_options "SHELL:-Werror all-warnings")
+endif()
+foreach(option IN LISTS nvcc_options)
+  target_compile_options(pagedkv_cuda PRIVATE "$<$<COMPILE_LANGUAGE:CUDA>:${option}>")
+endforeach()
+if(NOT PAGEDKV_ASSERT_LEVEL STREQUAL "")
+  # As of pagedkv::pagedkv: the archive holds code of one level.
+  target_compile_definitions(pagedkv_cuda INTERFACE PAGEDKV_ASSERT_LEVEL=${PAGEDKV_ASSERT_LEVEL})
 endif()
 set_target_properties(
   pagedkv_cuda

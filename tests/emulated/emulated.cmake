@@ -15,6 +15,18 @@ if(CMAKE_CXX_FLAGS MATCHES "-fsanitize=thread")
   target_compile_definitions(pagedkv_emulated PRIVATE PAGEDKV_EMULATED_TSAN)
 endif()
 
+# pagedkv::cuda for programs that run on the executor: its own sources, and a CUDA runtime that puts
+# everything off for as long as it may.
+file(GLOB cuda_host_sources CONFIGURE_DEPENDS ${PROJECT_SOURCE_DIR}/cuda/*.cpp)
+set(cuda_kernel_sources ${PROJECT_SOURCE_DIR}/cuda/operations.cu
+                        ${PROJECT_SOURCE_DIR}/cuda/decode_attention.cu)
+set_source_files_properties(${cuda_kernel_sources} PROPERTIES LANGUAGE CXX)
+add_library(pagedkv_cuda_emulated STATIC ${cuda_kernel_sources} ${cuda_host_sources}
+                                         ${emulated_dir}/runtime/runtime.cpp)
+target_link_libraries(pagedkv_cuda_emulated PUBLIC pagedkv_emulated)
+target_include_directories(pagedkv_cuda_emulated PUBLIC ${emulated_dir}/runtime)
+set_target_properties(pagedkv_cuda_emulated PROPERTIES CXX_EXTENSIONS OFF)
+
 pagedkv_add_catch_tests(
   emulated PER_FILE PATTERN *_test.cpp LIBS pagedkv_emulated pagedkv::pagedkv)
 if(NOT TARGET emulated_tests)

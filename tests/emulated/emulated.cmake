@@ -28,7 +28,7 @@ target_include_directories(pagedkv_cuda_emulated PUBLIC ${emulated_dir}/runtime)
 set_target_properties(pagedkv_cuda_emulated PROPERTIES CXX_EXTENSIONS OFF)
 
 pagedkv_add_catch_tests(
-  emulated PER_FILE PATTERN *_test.cpp LIBS pagedkv_emulated pagedkv::pagedkv)
+  emulated PER_FILE PATTERN *_test.cpp LIBS pagedkv_cuda_emulated pagedkv::pagedkv)
 if(NOT TARGET emulated_tests)
   return()
 endif()
@@ -41,4 +41,8 @@ set_tests_properties(
   emulated.bare_shared
   PROPERTIES LABELS emulated PASS_REGULAR_EXPRESSION pagedkv_error_use_PAGEDKV_SHARED_instead)
 
+file(GLOB emulated_tests CONFIGURE_DEPENDS ${emulated_dir}/*_test.cpp)
+if(PAGEDKV_TEST_FILES)
+  list(FILTER emulated_tests INCLUDE REGEX "${PAGEDKV_TEST_FILES}")
+endif()
 include(emulated/tsan.cmake)

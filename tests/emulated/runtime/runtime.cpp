@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <algorithm>
+#include <chrono>
 #include <cstring>
 #include <memory>
 #include <utility>
@@ -55,6 +56,7 @@ struct CUevent_st {
   cudaStream_t stream = nullptr;
   std::uint64_t recorded = 0;
   std::uint64_t reached = 0;
+  std::chrono::steady_clock::time_point reached_at{};
   [[nodiscard]] bool has_passed() const noexcept { return reached == recorded; }
 };
 struct CUgraph_st {
@@ -90,6 +92,14 @@ cudaError_t cudaGetDeviceCount(int* count) {
   *count = 1;
   return cudaSuccess;
 }
+cudaError_t cudaGetDevice(int* device) {
+  *device = 0;
+  return cudaSuccess;
+}
+cudaError_t cudaGetDeviceProperties(cudaDeviceProp* properties, int /*device*/) {
+  *properties = {"the executor", 1};
+  return cudaSuccess;
+}
 cudaError_t cudaDeviceSynchronize() { return emulated::run_all_streams(); }
 
 cudaError_t cudaMalloc(void** memory, std::size_t bytes) {
@@ -107,9 +117,13 @@ cudaError_t cudaMemcpyAsync(void* to, void const* from, std::size_t bytes, cudaM
   if (auto const error = take_error(); error != cudaSuccess) return error;
   bool const to_device = kind == cudaMemcpyHostToDevice;
   void const* const there = to_device ? to : from;
-  if (!holds(on_device, there, bytes)) return cudaErrorInvalidValue;
+  auto const is_held = [=] {
+    return holds(on_device, there, bytes) &&
+           (kind != cudaMemcpyDeviceToDevice || holds(on_device, to, bytes));
+  };
+  if (!is_held()) return cudaErrorInvalidValue;
   return emulated::enqueue(stream, [=] {
-    if (!holds(on_device, there, bytes)) return cudaErrorInvalidValue;
+    if (!is_held()) return cudaErrorInvalidValue;
     std::memcpy(to, from, bytes);
     return cudaSuccess;
   });
@@ -148,6 +162,7 @@ cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t stream) {
   auto const number = ++event->recorded;
   return emulated::enqueue(stream, [=] {
     event->reached = number;
+    event->reached_at = std::chrono::steady_clock::now();
     return cudaSuccess;
   });
 }
@@ -157,6 +172,12 @@ cudaError_t cudaEventQuery(cudaEvent_t event) {
 cudaError_t cudaEventSynchronize(cudaEvent_t event) {
   if (event->has_passed()) return cudaSuccess;
   return emulated::run_stream(event->stream, [=] { return event->has_passed(); });
+}
+cudaError_t cudaEventElapsedTime(float* milliseconds, cudaEvent_t begin, cudaEvent_t end) {
+  if (!begin->has_passed() || !end->has_passed()) return cudaErrorNotReady;
+  *milliseconds =
+      std::chrono::duration<float, std::milli>(end->reached_at - begin->reached_at).count();
+  return cudaSuccess;
 }
 cudaError_t cudaStreamWaitEvent(cudaStream_t stream, cudaEvent_t event, unsigned /*flags*/) {
   auto const number = event->recorded;

@@ -21,6 +21,8 @@ file(GLOB cuda_host_sources CONFIGURE_DEPENDS ${PROJECT_SOURCE_DIR}/cuda/*.cpp)
 set(cuda_kernel_sources ${PROJECT_SOURCE_DIR}/cuda/operations.cu
                         ${PROJECT_SOURCE_DIR}/cuda/decode_attention.cu)
 set_source_files_properties(${cuda_kernel_sources} PROPERTIES LANGUAGE CXX)
+set_source_files_properties(${PROJECT_SOURCE_DIR}/cuda/compiled.cpp PROPERTIES COMPILE_DEFINITIONS
+                            "PAGEDKV_CUDA_CODE=\"${cuda_code_names}\"")
 add_library(pagedkv_cuda_emulated STATIC ${cuda_kernel_sources} ${cuda_host_sources}
                                          ${emulated_dir}/runtime/runtime.cpp)
 target_link_libraries(pagedkv_cuda_emulated PUBLIC pagedkv_emulated)

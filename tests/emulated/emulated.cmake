@@ -29,6 +29,17 @@ target_link_libraries(pagedkv_cuda_emulated PUBLIC pagedkv_emulated)
 target_include_directories(pagedkv_cuda_emulated PUBLIC ${emulated_dir}/runtime)
 set_target_properties(pagedkv_cuda_emulated PROPERTIES CXX_EXTENSIONS OFF)
 
+# The examples for CUDA devices, whole.
+file(GLOB cuda_examples CONFIGURE_DEPENDS ${PROJECT_SOURCE_DIR}/examples/[0-9][0-9]_*.cu)
+set_source_files_properties(${cuda_examples} PROPERTIES LANGUAGE CXX)
+foreach(source IN LISTS cuda_examples)
+  cmake_path(GET source STEM name)
+  add_executable(${name}_emulated ${source})
+  target_link_libraries(${name}_emulated PRIVATE pagedkv_cuda_emulated pagedkv::pagedkv)
+  add_test(NAME example.${name}_emulated COMMAND ${name}_emulated)
+  set_tests_properties(example.${name}_emulated PROPERTIES LABELS "example;emulated" TIMEOUT 300)
+endforeach()
+
 pagedkv_add_catch_tests(
   emulated PER_FILE PATTERN *_test.cpp LIBS pagedkv_emulated pagedkv::pagedkv)
 if(NOT TARGET emulated_tests)

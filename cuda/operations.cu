@@ -13,8 +13,7 @@ PAGEDKV_NAMESPACE_BEGIN
 namespace cuda {
 
 // What is advised for a device is what was compiled for it.
-static_assert(first_with_fp8 ==
-              ComputeCapability{PAGEDKV_FP8_ARCH / 100, PAGEDKV_FP8_ARCH / 10 % 10});
+static_assert(first_with_fp8.major * 100 + first_with_fp8.minor * 10 == PAGEDKV_FP8_ARCH);
 
 cudaError_t write_kv(KvView const& view, std::int32_t layer, KvRows const& k, KvRows const& v,
                      WriteSlots const& to, cudaStream_t stream) {

@@ -59,10 +59,12 @@ class EngineMemory final : public cuda::Allocator {
   }
   void deallocate(void* memory, std::int64_t bytes) noexcept override {
     outstanding -= bytes;
+    ++frees;
     cuda::device_memory().deallocate(memory, bytes);
   }
   std::int64_t outstanding = 0;
   int calls = 0;
+  int frees = 0;
   bool is_short = false;
 };
 
@@ -154,6 +156,7 @@ TEST_CASE("a device pool takes the engine's memory once and gives it back once")
     CHECK(memory.outstanding == second.allocated_bytes());
   }
   CHECK(memory.outstanding == 0);
+  CHECK(memory.frees == 1);
   CHECK(emulated::live_allocations() == live);
 }
 

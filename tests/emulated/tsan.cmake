@@ -48,7 +48,10 @@ endfunction()
 foreach(source IN LISTS executor_sources ITEMS ${emulated_dir}/runtime/runtime.cpp)
   pagedkv_add_tsan_object(${source} -DPAGEDKV_EMULATED_TSAN)
 endforeach()
-foreach(source IN LISTS emulated_tests cuda_kernel_sources cuda_host_sources)
+# Which architectures the library was compiled for is no kernel's business.
+set(tsan_host_sources ${cuda_host_sources})
+list(FILTER tsan_host_sources EXCLUDE REGEX "/compiled\\.cpp$")
+foreach(source IN LISTS emulated_tests cuda_kernel_sources tsan_host_sources)
   pagedkv_add_tsan_object(${source} -fsanitize=thread)
 endforeach()
 

@@ -27,6 +27,7 @@
 #include <vector>
 
 #include <pagedkv/data/kv_view.hpp>
+#include <pagedkv/detail/checked_bytes.hpp>
 #include <pagedkv/error.hpp>
 #include <pagedkv/model/geometry.hpp>
 #include <pagedkv/quant/scale_set.hpp>
@@ -51,10 +52,6 @@ using StaticScales = quant::LayerScales;
 namespace detail {
 
 inline constexpr std::int64_t placement_line = 64;
-
-constexpr std::int64_t round_up(std::int64_t n, std::int64_t unit) noexcept {
-  return (n + unit - 1) / unit * unit;
-}
 
 /// K, or V, of one layer: sizes, and where its parts begin, in bytes from the start of the memory.
 struct TensorPlace {

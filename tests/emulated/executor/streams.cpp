@@ -18,7 +18,8 @@ namespace emulated {
 
 namespace {
 
-std::vector<cudaStream_t> streams;
+/// Never destroyed: a program may end with streams that it hasn't.
+std::vector<cudaStream_t>& streams = *new std::vector<cudaStream_t>;
 
 /// The front of the queue.
 void run_next(CUstream_st& stream) {

@@ -50,6 +50,21 @@ cudaError_t release(Memories& memories, void* memory) {
   return error;
 }
 
+/// Owned here, so that a program may end without having destroyed all it made.
+template <class T>
+std::vector<std::unique_ptr<T>>& all() {
+  static auto& objects = *new std::vector<std::unique_ptr<T>>;
+  return objects;
+}
+template <class T>
+T* make(T object) {
+  return all<T>().emplace_back(std::make_unique<T>(std::move(object))).get();
+}
+template <class T>
+void destroy(T* object) {
+  std::erase_if(all<T>(), [=](auto const& one) { return one.get() == object; });
+}
+
 }  // namespace
 
 struct CUevent_st {
@@ -149,12 +164,12 @@ cudaError_t cudaStreamSynchronize(cudaStream_t stream) {
 }
 
 cudaError_t cudaEventCreateWithFlags(cudaEvent_t* event, unsigned /*flags*/) {
-  *event = new CUevent_st;
+  *event = make(CUevent_st{});
   return cudaSuccess;
 }
 cudaError_t cudaEventDestroy(cudaEvent_t event) {
   auto const error = cudaEventSynchronize(event);
-  delete event;
+  destroy(event);
   return error;
 }
 cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t stream) {
@@ -190,12 +205,12 @@ cudaError_t cudaStreamBeginCapture(cudaStream_t stream, cudaStreamCaptureMode /*
   return emulated::begin_capture(stream);
 }
 cudaError_t cudaStreamEndCapture(cudaStream_t stream, cudaGraph_t* graph) {
-  *graph = new CUgraph_st;
+  *graph = make(CUgraph_st{});
   return emulated::end_capture(stream, (*graph)->work);
 }
 cudaError_t cudaGraphInstantiate(cudaGraphExec_t* exec, cudaGraph_t graph,
                                  unsigned long long /*flags*/) {
-  *exec = new CUgraphExec_st{graph->work};
+  *exec = make(CUgraphExec_st{graph->work});
   return cudaSuccess;
 }
 cudaError_t cudaGraphLaunch(cudaGraphExec_t exec, cudaStream_t stream) {
@@ -205,10 +220,10 @@ cudaError_t cudaGraphLaunch(cudaGraphExec_t exec, cudaStream_t stream) {
   return cudaSuccess;
 }
 cudaError_t cudaGraphDestroy(cudaGraph_t graph) {
-  delete graph;
+  destroy(graph);
   return cudaSuccess;
 }
 cudaError_t cudaGraphExecDestroy(cudaGraphExec_t exec) {
-  delete exec;
+  destroy(exec);
   return cudaSuccess;
 }

@@ -20,6 +20,11 @@ cudaError_t write_kv(KvView const& view, std::int32_t layer, KvRows const& k, Kv
   return detail::write_kv(view, layer, k, v, to, stream);
 }
 
+cudaError_t write_kv_rope(KvView const& view, std::int32_t layer, KvRows const& k, KvRows const& v,
+                          Rope const& rope, WriteSlots const& to, cudaStream_t stream) {
+  return detail::write_kv_rope(view, layer, k, v, rope, to, stream);
+}
+
 cudaError_t copy_blocks(KvView const& view, KvLayer const* device_layers, BlockCopy const* copies,
                         std::int32_t num_copies, cudaStream_t stream) {
   return detail::copy_blocks(view, device_layers, copies, num_copies, stream);

@@ -18,7 +18,8 @@ endif()
 # pagedkv::cuda for programs that run on the executor: its own sources, and a CUDA runtime that puts
 # everything off for as long as it may.
 file(GLOB cuda_host_sources CONFIGURE_DEPENDS ${PROJECT_SOURCE_DIR}/cuda/*.cpp)
-set(cuda_kernel_sources ${PROJECT_SOURCE_DIR}/cuda/operations.cu
+set(cuda_kernel_sources ${PROJECT_SOURCE_DIR}/cuda/calibrate_amax.cu
+                        ${PROJECT_SOURCE_DIR}/cuda/operations.cu
                         ${PROJECT_SOURCE_DIR}/cuda/decode_attention.cu)
 set_source_files_properties(${cuda_kernel_sources} PROPERTIES LANGUAGE CXX)
 set_source_files_properties(${PROJECT_SOURCE_DIR}/cuda/compiled.cpp PROPERTIES COMPILE_DEFINITIONS

@@ -1,140 +1,33 @@
 // SPDX-License-Identifier: Apache-2.0
-#include <bit>
-
-#include <pagedkv/data/cuda/operations.hpp>
-
 #include "catch.hpp"
-#include "device_pool.hpp"
+#include "write_steps.hpp"
 
 using namespace pagedkv;
 using namespace pagedkv::testing;
 
-namespace {
-
-struct Case {
-  LayerFormat format{};
-  Element input = Element::f16;
-  std::int32_t dim_k = 64;
-  std::int32_t dim_v = 64;
-  std::int32_t heads = 2;
-  std::int32_t block_tokens = 4;
-  KvLayout layout{};
-  std::int64_t gap = 0;        ///< between neighbouring vectors of the rows, elements
-  std::size_t misaligned = 0;  ///< bytes
-};
-
-std::string name_of(Case const& c) {
-  return to_string(c.format.k) + " and " + to_string(c.format.v) + " from " + to_string(c.input) +
-         ", dims " + std::to_string(c.dim_k) + " and " + std::to_string(c.dim_v);
-}
-
-/// A step and the pool that the oracle makes of it.
-struct Told {
-  Step step;
-  Rows k;
-  Rows v;
-  std::vector<std::byte> expected;
-};
-
-/// Two steps on one pool, the second with larger numbers. What they store is found once; every
-/// order of threads must store it, bytes between the vectors included.
-class TwoSteps {
- public:
-  TwoSteps(Case const& c, unsigned seed)
-      : geometry_{.num_layers = 1,
-                  .num_kv_heads = c.heads,
-                  .head_dim_k = c.dim_k,
-                  .head_dim_v = c.dim_v,
-                  .block_tokens = c.block_tokens,
-                  .format = c.format},
-        oracle_(geometry_, num_blocks, c.layout, scales_for(geometry_)),
-        before_(bytes_of(oracle_)) {
-    std::mt19937 random(seed);
-    StepMaker steps(num_blocks, c.block_tokens);
-    for (float const magnitude : {1.0F, 40.0F}) {
-      Step step = steps.make(3, random);
-      auto const n = static_cast<std::int64_t>(step.slots.size());
-      Rows::Shape const k_shape{n, c.heads, c.dim_k, c.input, c.gap, c.gap, c.misaligned};
-      Rows::Shape const v_shape{n, c.heads, std::max(c.dim_v, 1), c.input, c.gap, 0, c.misaligned};
-      Rows k(k_shape);
-      Rows v(v_shape);
-      fill_rows(k, k_shape, random, magnitude);
-      fill_rows(v, v_shape, random, 3.0F * magnitude);
-      cpu::scalar::write_kv(oracle_.view(), 0, k.rows(), v.rows(),
-                            step.known_slots(oracle_.view().num_slots()));
-      told_.push_back({std::move(step), std::move(k), std::move(v), bytes_of(oracle_)});
-    }
-  }
-
-  RunResult run(int seed) {
-    std::memcpy(oracle_.memory().data(), before_.data(), before_.size());
-    DevicePool pool(oracle_);
-    for (Told& told : told_) {
-      DeviceRows const k(told.k);
-      DeviceRows const v(told.v);
-      DeviceBuffer<Slot> const slots(told.step.slots, "slots");
-      DeviceBuffer<BlockRun> const runs(told.step.runs, "runs");
-      cuda::WriteSlots const to{slots.data(), static_cast<std::int64_t>(slots.size()), runs.data(),
-                                static_cast<std::int32_t>(runs.size()),
-                                seed % 2 == 0 && has_early_start()};
-      auto const error = cuda::write_kv(pool.view(), 0, k.rows(), v.rows(), to, nullptr);
-      finish();
-      auto const result = judge(error, pool.equals(told.expected));
-      if (result != RunResult::right) return result;
-    }
-    return RunResult::right;
-  }
-
- private:
-  static constexpr std::int32_t num_blocks = 5;
-  Geometry geometry_;
-  KvStorage oracle_;
-  std::vector<std::byte> before_;
-  std::vector<Told> told_;
-};
-
-void check(Case const& c) {
-  static unsigned next_seed = 1;
-  TwoSteps steps(c, next_seed++);
-  auto const findings = try_orders([&](int seed) { return steps.run(seed); });
-  INFO(name_of(c) << ": " << findings.text());
-  CHECK(findings.clean());
-}
-
-std::vector<KvFormat> device_formats() {
-  std::vector<KvFormat> formats = all_formats();
-  std::erase(formats, KvFormat{Element::f32, Granularity::none});
-  return formats;
-}
-constexpr Element inputs[] = {Element::f16, Element::bf16, Element::f32};
-constexpr KvLayout layouts[] = {{BlockOrder::nhd, PoolOrder::layer_major},
-                                {BlockOrder::hnd, PoolOrder::block_major}};
-
-}  // namespace
-
 TEST_CASE("every format, input and layout stores the oracle's bytes, head_dim 64") {
-  for (KvFormat const format : device_formats()) {
+  for (KvFormat const format : all_formats()) {
     for (Element const input : inputs) {
       for (KvLayout const layout : layouts) {
-        check({.format = format, .input = input, .layout = layout});
+        check_write({.format = format, .input = input, .layout = layout});
       }
     }
   }
 }
 
 TEST_CASE("head_dim 80 to 256, K and V apart, one head or three") {
-  for (KvFormat const format : device_formats()) {
-    check({.format = format, .dim_k = 128, .dim_v = 128, .heads = 3});
-    check({.format = format, .input = Element::bf16, .dim_k = 256, .dim_v = 256, .heads = 1});
-    check({.format = format, .dim_k = 192, .dim_v = 128, .layout = layouts[1]});
-    check({.format = format, .input = Element::f32, .dim_k = 80, .dim_v = 112, .heads = 3});
+  for (KvFormat const format : all_formats()) {
+    check_write({.format = format, .dim_k = 128, .dim_v = 128, .heads = 3});
+    check_write({.format = format, .input = Element::bf16, .dim_k = 256, .dim_v = 256, .heads = 1});
+    check_write({.format = format, .dim_k = 192, .dim_v = 128, .layout = layouts[1]});
+    check_write({.format = format, .input = Element::f32, .dim_k = 80, .dim_v = 112, .heads = 3});
   }
 }
 
 TEST_CASE("no V, and latents longer than a warp has lanes for") {
-  for (KvFormat const format : device_formats()) {
-    check({.format = format, .dim_k = 64, .dim_v = 0});
-    check({.format = format, .dim_k = 576, .dim_v = 0, .heads = 1, .block_tokens = 2});
+  for (KvFormat const format : all_formats()) {
+    check_write({.format = format, .dim_k = 64, .dim_v = 0});
+    check_write({.format = format, .dim_k = 576, .dim_v = 0, .heads = 1, .block_tokens = 2});
   }
 }
 
@@ -145,22 +38,23 @@ TEST_CASE("K and V of different formats") {
   KvFormat const v[] = {{Element::int4, Granularity::per_token_head},
                         {Element::fp8_e4m3, Granularity::per_block_head},
                         {Element::int8, Granularity::per_token_head}};
-  for (std::size_t i = 0; i < std::size(k); ++i) check({.format = {k[i], v[i]}});
+  for (std::size_t i = 0; i < std::size(k); ++i) check_write({.format = {k[i], v[i]}});
 }
 
 TEST_CASE("rows that aren't aligned, vectors that 16 doesn't divide") {
-  for (KvFormat const format : device_formats()) {
-    check({.format = format, .dim_k = 72, .dim_v = 33, .heads = 3});
-    check({.format = format, .input = Element::f16, .gap = 1});
-    check({.format = format, .input = Element::bf16, .gap = 8, .misaligned = 2});
-    check({.format = format, .input = Element::f32, .dim_k = 20, .dim_v = 7, .misaligned = 4});
+  for (KvFormat const format : all_formats()) {
+    check_write({.format = format, .dim_k = 72, .dim_v = 33, .heads = 3});
+    check_write({.format = format, .input = Element::f16, .gap = 1});
+    check_write({.format = format, .input = Element::bf16, .gap = 8, .misaligned = 2});
+    check_write(
+        {.format = format, .input = Element::f32, .dim_k = 20, .dim_v = 7, .misaligned = 4});
   }
 }
 
 TEST_CASE("blocks of one token, of an odd number, and of many") {
-  for (KvFormat const format : device_formats()) {
+  for (KvFormat const format : all_formats()) {
     for (std::int32_t const block_tokens : {1, 7, 16}) {
-      check({.format = format, .heads = 1, .block_tokens = block_tokens});
+      check_write({.format = format, .heads = 1, .block_tokens = block_tokens});
     }
   }
 }
@@ -231,7 +125,7 @@ void check_all_inputs(Element input, KvFormat format, float scale) {
 
 TEST_CASE("all halfs and all bfloat16s through the kernels that convert") {
   for (Element const input : {Element::f16, Element::bf16}) {
-    for (KvFormat const format : device_formats()) {
+    for (KvFormat const format : all_formats()) {
       if (format.granularity == Granularity::per_block_head) continue;
       for (float const scale : {1.0F, 0.0117F, 37.0F}) {
         if (scale == 1.0F || is_static(format)) check_all_inputs(input, format, scale);

@@ -12,11 +12,14 @@ PAGEDKV_NAMESPACE_BEGIN
 namespace cuda {
 namespace detail {
 
-template __global__ void write_static<Element::f16, Element::fp8_e4m3>(WriteArgs);
-template __global__ void write_static<Element::bf16, Element::fp8_e5m2>(WriteArgs);
-template __global__ void write_per_token_head<Element::f16, Element::fp8_e4m3>(WriteArgs);
-template __global__ void write_per_token_head<Element::bf16, Element::int4>(WriteArgs);
-template __global__ void write_per_block_head<Element::f16, Element::fp8_e5m2>(BlockWriteArgs);
+template __global__ void write_static<Element::f16, Element::fp8_e4m3, false>(WriteArgs);
+template __global__ void write_static<Element::bf16, Element::fp8_e5m2, false>(WriteArgs);
+template __global__ void write_per_token_head<Element::f16, Element::fp8_e4m3, false>(WriteArgs);
+template __global__ void write_per_token_head<Element::bf16, Element::int4, false>(WriteArgs);
+template __global__ void write_per_block_head<Element::f16, Element::fp8_e5m2, false>(
+    BlockWriteArgs);
+template __global__ void write_per_block_head<Element::f16, Element::fp8_e5m2, true>(
+    BlockWriteArgs);
 template __global__ void write_any<true>(AnyWriteArgs);
 
 }  // namespace detail

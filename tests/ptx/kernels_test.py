@@ -225,6 +225,7 @@ def side(rows, tensor):
 
 
 NO_SIDE = bytes(96)
+NO_ROPE = bytes(48)
 
 
 def random_rows(order, tokens, dim, element, specials):
@@ -274,7 +275,7 @@ def write(module, seed, kernel, source, element, granularity=PER_HEAD, dim=32):
         tensors.append(tensor)
     table = device.allocate(struct.pack("<8q", *slots), "slots")
     chunks = 2 * dim // 16
-    arguments = b"".join(sides) + struct.pack("<Qqq", table, 8, SLOTS) + divider(HEADS) + \
+    arguments = b"".join(sides) + NO_ROPE + struct.pack("<Qqq", table, 8, SLOTS) + divider(HEADS) + \
         divider(BLOCK_TOKENS) + divider(chunks) + struct.pack("<i4x", chunks.bit_length() - 1)
     device.run(module.kernel(kernel), (8 * HEADS * chunks // 32,), (32,), [arguments], seed=seed)
     return all(t.is_right() for t in tensors)
@@ -297,8 +298,24 @@ def write_token_int4(module, seed):
 
 
 def write_block_e5m2(module, seed):
+    return write_blocks(module, seed, False)
+
+
+def write_block_rotating(module, seed):
+    return write_blocks(module, seed, True)
+
+
+def quarter_turn(device):
+    """Whatever the position: (x, y) becomes (-y, x), exactly."""
+    cos = device.allocate(struct.pack("<8f", *[0.0] * 8), "cosines")
+    sin = device.allocate(struct.pack("<8f", *[1.0] * 8), "sines")
+    positions = device.allocate(bytes(16), "positions")
+    return struct.pack("<QQqiiB7xQ", cos, sin, 8, 1, 16, 0, positions)
+
+
+def write_blocks(module, seed, rotates):
     """Two runs: one begins a block, one goes on in a block whose scale must grow. V is longer than
-    K, or isn't there."""
+    K, or isn't there, and is never rotated."""
     order, device = random.Random(seed), Device()
     runs = [(1, 2, 2, 0), (2, 0, 2, 2), (0, 0, 0, 0), (BLOCKS, 0, 1, 0)]
     sides, tensors = [], []
@@ -313,22 +330,26 @@ def write_block_e5m2(module, seed):
         rows = Rows(device, name + " rows", 4, dim, F16,
                     content=random_rows(order, 4, dim, F16, False))
         for run in runs[:2]:
-            want_run(tensor, rows, *run)
+            want_run(tensor, rows, *run, turns=rotates and name == "k")
         sides.append(side(rows, tensor))
         tensors.append(tensor)
     table = device.allocate(b"".join(struct.pack("<4i", *r) for r in runs), "runs")
-    arguments = (b"".join(sides) + NO_SIDE)[:2 * len(NO_SIDE)] + \
+    rope = quarter_turn(device) if rotates else NO_ROPE
+    arguments = (b"".join(sides) + NO_SIDE)[:2 * len(NO_SIDE)] + rope + \
         struct.pack("<??6xQqii", True, True, table, 4, BLOCKS, BLOCK_TOKENS)
-    device.run(module.kernel("20write_per_block_headI"), (len(runs), HEADS, 2), (128,),
-               [arguments], seed=seed)
+    device.run(module.kernel(f"20write_per_block_headILNS0_7ElementE1ELS4_4ELb{int(rotates)}E"),
+               (len(runs), HEADS, 2), (128,), [arguments], seed=seed)
     return all(t.is_right() for t in tensors)
 
 
-def want_run(tensor, rows, block, offset, count, first):
+def want_run(tensor, rows, block, offset, count, first, turns):
     """The block's scale grows to the smallest power of two; what was there is stored anew."""
     slot = block * BLOCK_TOKENS
     for head in range(HEADS):
         new = [rows.row(first + t, head) for t in range(count)]
+        if turns:
+            half = tensor.dim // 2
+            new = [[-y for y in row[half:]] + row[:half] for row in new]
         before = tensor.scale(slot, head) if offset else 0.0
         amax = max(abs(x) for row in new for x in row)
         after = max(before, power_of_two_scale(tensor.element, amax))
@@ -357,7 +378,7 @@ def write_any(module, seed):
                 k.want_scale(slot, head, scale)
                 k.want_vector(slot, head, stored_vector(E4M3, row, scale))
     table = device.allocate(struct.pack("<8q", *slots), "slots")
-    arguments = side(rows, k) + struct.pack("<BB6xQqq", BF16, E4M3, table, 8, SLOTS) + \
+    arguments = side(rows, k) + NO_ROPE + struct.pack("<BB6xQqq", BF16, E4M3, table, 8, SLOTS) + \
         divider(HEADS) + divider(BLOCK_TOKENS)
     device.run(module.kernel("9write_anyILb1E"), (4,), (128,), [arguments], seed=seed)
     return k.is_right()
@@ -528,7 +549,7 @@ def update_tables(module, seed):
 
 
 CASES = (write_static_e4m3, write_static_e5m2, write_token_e4m3, write_token_int4, write_block_e5m2,
-         write_any, gather_vectors, gather_any, attention, copy_blocks, zero_blocks, update_tables)
+         write_block_rotating, write_any, gather_vectors, gather_any, attention, copy_blocks, zero_blocks, update_tables)
 # Where the bugs are, or next to them.
 CASES_WITH_BUG = tuple(c for c in CASES if c is not zero_blocks)
 

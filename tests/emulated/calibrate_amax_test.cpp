@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include <pagedkv/data/cuda/calibrate_amax.cuh>
+#include <pagedkv/data/cuda/operations.hpp>
 #include <pagedkv/quant/calibration.hpp>
 
 #include "catch.hpp"
@@ -49,30 +49,31 @@ class Calibrating {
     add(1, 1, 0.01F, random);  // raises nothing
   }
 
-  emulated::Result run() {
+  RunResult run() {
     std::size_t const entries = num_layers * static_cast<std::size_t>(case_.heads);
-    emulated::DeviceBuffer<float> k(std::vector<float>(entries), "amax of K");
-    emulated::DeviceBuffer<float> v(std::vector<float>(entries), "amax of V");
+    DeviceBuffer<float> k(std::vector<float>(entries), "amax of K");
+    DeviceBuffer<float> v(std::vector<float>(entries), "amax of V");
     cuda::AmaxTable const table{k.data(),    v.data(),    num_layers,
                                 case_.heads, case_.dim_k, case_.dim_v};
     std::size_t bytes = 0;
-    if (cuda::detail::calibrate_amax_workspace(table, bytes) != cuda::cudaSuccess) {
-      return emulated::Result::wrong;
+    if (cuda::calibrate_amax_workspace(table, bytes) != cuda::cudaSuccess) {
+      return RunResult::wrong;
     }
     // Guarded behind its end, rounded up to a page's multiple of 256.
-    emulated::DeviceBuffer<std::byte> workspace((bytes + 255) / 256 * 256, "workspace");
+    DeviceBuffer<std::byte> workspace((bytes + 255) / 256 * 256, "workspace");
     for (AmaxRows& step : steps_) {
       DeviceRows const k_rows(step.k);
       DeviceRows const v_rows(step.v);
-      emulated::DeviceBuffer<Slot> const slots(step.slots, "slots");
+      DeviceBuffer<Slot> const slots(step.slots, "slots");
       cuda::AmaxStep const told{k_rows.rows(), v_rows.rows(),
                                 static_cast<std::int64_t>(step.slots.size()),
                                 case_.is_padded ? slots.data() : nullptr};
       auto const error =
-          cuda::detail::calibrate_amax(table, step.layer, told, workspace.data(), bytes, nullptr);
-      if (error != cuda::cudaSuccess) return emulated::judge(error, false);
+          cuda::calibrate_amax(table, step.layer, told, workspace.data(), bytes, nullptr);
+      if (error != cuda::cudaSuccess) return judge(error, false);
     }
-    return emulated::judge(cuda::cudaSuccess, equals_observers(k.copy(), v.copy()));
+    finish();
+    return judge(cuda::cudaSuccess, equals_observers(k.copy(), v.copy()));
   }
 
  private:
@@ -178,19 +179,19 @@ TEST_CASE("the running amax of every head is the observer's, bit for bit") {
 }
 
 TEST_CASE("an empty step queues nothing; what can't work is refused") {
-  std::vector<float> amax(2, 0.5F);
+  DeviceBuffer<float> amax(std::vector<float>(2, 0.5F), "amax");
   cuda::AmaxTable const table{amax.data(), nullptr, 2, 1, 64, 0};
   std::size_t bytes = 0;
-  REQUIRE(cuda::detail::calibrate_amax_workspace(table, bytes) == cuda::cudaSuccess);
+  REQUIRE(cuda::calibrate_amax_workspace(table, bytes) == cuda::cudaSuccess);
   REQUIRE(bytes > 0);
-  alignas(256) std::byte memory[1024];
-  REQUIRE(bytes <= sizeof memory);
-  Rows rows({3, 1, 64, Element::f16}, 1);
-  rows.set(1, 0, 5, 700.0F);
+  DeviceBuffer<std::byte> memory((bytes + 128 + 255) / 256 * 256, "workspace");
+  Rows host_rows({3, 1, 64, Element::f16}, 1);
+  host_rows.set(1, 0, 5, 700.0F);
+  DeviceRows const rows(host_rows);
   cuda::AmaxStep const step{rows.rows(), {}, 3};
   auto const calibrate = [&](cuda::AmaxTable const& t, std::int32_t layer,
                              cuda::AmaxStep const& s) {
-    return cuda::detail::calibrate_amax(t, layer, s, memory, bytes, nullptr);
+    return cuda::calibrate_amax(t, layer, s, memory.data(), bytes, nullptr);
   };
   auto const refused = cuda::cudaErrorInvalidValue;
   CHECK(calibrate(table, 0, {rows.rows(), {}, 0}) == cuda::cudaSuccess);
@@ -202,12 +203,13 @@ TEST_CASE("an empty step queues nothing; what can't work is refused") {
   CHECK(calibrate({nullptr, nullptr, 2, 1, 64, 0}, 0, step) == refused);
   CHECK(calibrate({amax.data(), nullptr, 2, 1, 64, 64}, 0, step) == refused);
   auto const with = [&](void* workspace, std::size_t size) {
-    return cuda::detail::calibrate_amax(table, 0, step, workspace, size, nullptr);
+    return cuda::calibrate_amax(table, 0, step, workspace, size, nullptr);
   };
   CHECK(with(nullptr, bytes) == refused);
-  CHECK(with(memory + 128, bytes) == refused);
-  CHECK(with(memory, bytes - 1) == refused);
-  CHECK(amax == std::vector<float>(2, 0.5F));
+  CHECK(with(memory.data() + 128, bytes) == refused);
+  CHECK(with(memory.data(), bytes - 1) == refused);
+  CHECK(amax.copy() == std::vector<float>(2, 0.5F));
   CHECK(calibrate(table, 1, step) == cuda::cudaSuccess);
-  CHECK(amax == std::vector<float>{0.5F, 700.0F});
+  finish();
+  CHECK(amax.copy() == std::vector<float>{0.5F, 700.0F});
 }

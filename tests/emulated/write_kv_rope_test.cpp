@@ -105,14 +105,15 @@ TEST_CASE("a rope that can't work is refused, an empty step launches nothing") {
                    .format = KvFormat{Element::f16, Granularity::none}};
   KvStorage oracle(g, 3, {}, {});
   DevicePool pool(oracle);
-  Rows rows({1, 2, 64, Element::f16}, 1);
-  Slot const slot = 0;
-  std::int32_t const position = 0;
-  std::vector<float> const table(64, 0.5F);
-  Rope const right = rope_of_cache(table.data(), 1, 64, RopePairing::half_split, &position);
+  Rows host_rows({1, 2, 64, Element::f16}, 1);
+  DeviceRows const rows(host_rows);
+  DeviceBuffer<Slot> const slot(std::vector<Slot>{0}, "slot");
+  DeviceBuffer<std::int32_t> const position(std::vector<std::int32_t>{0}, "position");
+  DeviceBuffer<float> const table(std::vector<float>(64, 0.5F), "table");
+  Rope const right = rope_of_cache(table.data(), 1, 64, RopePairing::half_split, position.data());
   auto const write = [&](Rope const& rope, std::int64_t num_tokens = 1) {
-    return cuda::detail::write_kv_rope(pool.view(), 0, rows.rows(), rows.rows(), rope,
-                                       {&slot, num_tokens}, nullptr);
+    return cuda::write_kv_rope(pool.view(), 0, rows.rows(), rows.rows(), rope,
+                               {slot.data(), num_tokens}, nullptr);
   };
   auto const refused = [&](auto change) {
     Rope rope = right;
@@ -129,5 +130,6 @@ TEST_CASE("a rope that can't work is refused, an empty step launches nothing") {
   CHECK(write(right, 0) == cuda::cudaSuccess);
   CHECK(pool.equals(oracle));
   CHECK(write(right) == cuda::cudaSuccess);
+  finish();
   CHECK_FALSE(pool.equals(oracle));
 }

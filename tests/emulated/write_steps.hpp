@@ -5,7 +5,7 @@
 
 #include <cmath>
 
-#include <pagedkv/data/cuda/write_kv.cuh>
+#include <pagedkv/data/cuda/operations.hpp>
 #include <pagedkv/data/rope.hpp>
 
 #include "device_pool.hpp"
@@ -135,27 +135,28 @@ class TwoSteps {
     }
   }
 
-  emulated::Result run(int seed) {
+  RunResult run(int seed) {
     std::memcpy(oracle_.memory().data(), before_.data(), before_.size());
     DevicePool pool(oracle_);
     for (Told& told : told_) {
       DeviceRows const k(told.k);
       DeviceRows const v(told.v);
-      emulated::DeviceBuffer<Slot> const slots(told.step.slots, "slots");
-      emulated::DeviceBuffer<BlockRun> const runs(told.step.runs, "runs");
+      DeviceBuffer<Slot> const slots(told.step.slots, "slots");
+      DeviceBuffer<BlockRun> const runs(told.step.runs, "runs");
       cuda::WriteSlots const to{slots.data(), static_cast<std::int64_t>(slots.size()), runs.data(),
-                                static_cast<std::int32_t>(runs.size()), seed % 2 == 0};
-      emulated::DeviceBuffer<float> const floats(tables_.floats(), "tables");
-      emulated::DeviceBuffer<std::int32_t> const positions(told.positions, "positions");
+                                static_cast<std::int32_t>(runs.size()),
+                                seed % 2 == 0 && has_early_start()};
+      DeviceBuffer<float> const floats(tables_.floats(), "tables");
+      DeviceBuffer<std::int32_t> const positions(told.positions, "positions");
       Rope const rope = tables_.rope(floats.data(), positions.data());
       auto const error =
-          rotates_
-              ? cuda::detail::write_kv_rope(pool.view(), 0, k.rows(), v.rows(), rope, to, nullptr)
-              : cuda::detail::write_kv(pool.view(), 0, k.rows(), v.rows(), to, nullptr);
-      auto const result = emulated::judge(error, pool.equals(told.expected));
-      if (result != emulated::Result::right) return result;
+          rotates_ ? cuda::write_kv_rope(pool.view(), 0, k.rows(), v.rows(), rope, to, nullptr)
+                   : cuda::write_kv(pool.view(), 0, k.rows(), v.rows(), to, nullptr);
+      finish();
+      auto const result = judge(error, pool.equals(told.expected));
+      if (result != RunResult::right) return result;
     }
-    return emulated::Result::right;
+    return RunResult::right;
   }
 
  private:

@@ -213,6 +213,14 @@ struct BlockWriteArgs {
   std::int32_t block_tokens = 0;
 };
 
+/// The side of K or V, number by number: nvcc 13.0 selects the struct as a whole wrongly (its `dim`
+/// is K's for both), which only the layer that runs PTX sees.
+PAGEDKV_DEVICE SideArgs side_of(BlockWriteArgs const& a, bool is_k) {
+  SideArgs side = is_k ? a.k : a.v;
+  side.dim = is_k ? a.k.dim : a.v.dim;
+  return side;
+}
+
 /// A head's K or V, chunk by chunk, through 16-byte accesses or number by number.
 template <Element in, Element out, bool rotates>
 struct BlockSide {
@@ -332,7 +340,7 @@ write_per_block_head(BlockWriteArgs const a) {
   bool const in_step = run.first_token >= 0 && run.first_token <= a.num_tokens - run.count;
   bool const is_k = blockIdx.z == 0;
   using Side = BlockSide<in, out, rotates>;
-  Side const s{is_k ? a.k : a.v, is_k ? a.k_is_vectorizable : a.v_is_vectorizable, run.block,
+  Side const s{side_of(a, is_k), is_k ? a.k_is_vectorizable : a.v_is_vectorizable, run.block,
                static_cast<std::int64_t>(blockIdx.y), is_k ? a.rope : Rope{}};
   if (!in_pool || !in_step || s.side.dim == 0) return;
   auto const thread = static_cast<std::int32_t>(threadIdx.x);

@@ -103,7 +103,9 @@ void check_all_inputs(Element input, KvFormat format, float scale) {
   DevicePool pool(oracle);
   Rows rows({tokens, 1, dim, input});
   std::vector<Slot> all;
+  std::vector<BlockRun> blocks;
   for (std::int32_t t = 0; t < tokens; ++t) {
+    if (t % 16 == 0) blocks.push_back({BlockId{t / 16}, 0, 16, t});
     for (std::int32_t i = 0; i < dim; ++i) {
       auto const bits = static_cast<std::uint16_t>(t * dim + i);
       std::memcpy(rows.vector(t, 0) + 2 * i, &bits, 2);
@@ -113,8 +115,9 @@ void check_all_inputs(Element input, KvFormat format, float scale) {
   cpu::scalar::write_kv(oracle.view(), 0, rows.rows(), {}, all);
   DeviceRows const device(rows);
   DeviceBuffer<Slot> const slots(all, "slots");
-  auto const error =
-      cuda::write_kv(pool.view(), 0, device.rows(), {}, {slots.data(), tokens}, nullptr);
+  DeviceBuffer<BlockRun> const runs(blocks, "runs");
+  auto const error = cuda::write_kv(pool.view(), 0, device.rows(), {},
+                                    {slots.data(), tokens, runs.data(), tokens / 16}, nullptr);
   finish();
   INFO(to_string(format) << " from " << to_string(input) << ", scale " << scale);
   CHECK(error == cuda::cudaSuccess);
@@ -126,7 +129,6 @@ void check_all_inputs(Element input, KvFormat format, float scale) {
 TEST_CASE("all halfs and all bfloat16s through the kernels that convert") {
   for (Element const input : {Element::f16, Element::bf16}) {
     for (KvFormat const format : all_formats()) {
-      if (format.granularity == Granularity::per_block_head) continue;
       for (float const scale : {1.0F, 0.0117F, 37.0F}) {
         if (scale == 1.0F || is_static(format)) check_all_inputs(input, format, scale);
       }

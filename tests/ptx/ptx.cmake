@@ -12,19 +12,10 @@ add_test(NAME ptx.interpreter COMMAND ${Python3_EXECUTABLE} ${ptx_dir}/interpret
 set_tests_properties(ptx.interpreter PROPERTIES LABELS ptx TIMEOUT 60)
 if(PAGEDKV_NVCC)
   foreach(arch IN ITEMS 80 90)
-    foreach(what IN ITEMS samples kernels)
+    foreach(what IN ITEMS samples kernels conversions)
       add_test(NAME ptx.${what}_${arch} COMMAND ${Python3_EXECUTABLE} ${ptx_dir}/${what}_test.py
                                                 --nvcc ${PAGEDKV_NVCC} --arch ${arch})
       set_tests_properties(ptx.${what}_${arch} PROPERTIES LABELS ptx TIMEOUT 300)
     endforeach()
-  endforeach()
-endif()
-
-# Every half and bfloat16, through what nvcc makes of a conversion.
-if(PAGEDKV_NVCC)
-  foreach(arch IN ITEMS 80 90)
-    add_test(NAME ptx.conversions_${arch} COMMAND ${Python3_EXECUTABLE} ${ptx_dir}/conversions_test.py
-                                                  --nvcc ${PAGEDKV_NVCC} --arch ${arch})
-    set_tests_properties(ptx.conversions_${arch} PROPERTIES LABELS ptx TIMEOUT 300)
   endforeach()
 endif()

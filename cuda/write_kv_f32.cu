@@ -6,7 +6,7 @@
 PAGEDKV_NAMESPACE_BEGIN
 namespace cuda {
 namespace detail {
-template cudaError_t write_from<Element::f32>(WriteCall const& call);
+template cudaError_t write_from<Element::f32, false>(WriteCall const& call);
 }  // namespace detail
 }  // namespace cuda
 PAGEDKV_NAMESPACE_END

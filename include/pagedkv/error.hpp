@@ -37,6 +37,7 @@ enum class Errc : std::uint8_t {
   uncommitted,          ///< fork needs committed() == size()
   extra_keys_too_long,  ///< a block's extra keys need more than max_extra_key_bytes
   batch_full,           ///< the Batch has no row, slot or output left for this entry
+  no_staging_buffer,    ///< every buffer of the staging ring is in flight: reclaim, then try again
 };
 
 /// The enumerator's name, e.g. "no_free_blocks".
@@ -48,6 +49,7 @@ enum class Errc : std::uint8_t {
     case Errc::uncommitted: return "uncommitted";
     case Errc::extra_keys_too_long: return "extra_keys_too_long";
     case Errc::batch_full: return "batch_full";
+    case Errc::no_staging_buffer: return "no_staging_buffer";
   }
   return "unknown";
 }

@@ -25,7 +25,9 @@
 #endif
 
 /// Loops of a few instructions, where counting is most of the work.
-#if defined(__clang__)
+#if defined(__CUDACC__)
+#define PAGEDKV_UNROLL  // nvcc reads neither
+#elif defined(__clang__)
 #define PAGEDKV_UNROLL _Pragma("unroll 8")
 #elif defined(__GNUC__)
 #define PAGEDKV_UNROLL _Pragma("GCC unroll 8")

@@ -2,6 +2,25 @@
 # pagedkv::cuda: the CUDA data plane, where PAGEDKV_CUDA wants it and nvcc is found. Sets
 # PAGEDKV_HAS_CUDA. Who links it needs no nvcc.
 set(PAGEDKV_HAS_CUDA OFF)
+
+# PTX is what devices run that no machine code is for: that of the last architecture without a letter,
+# which later devices take. That of 80 would convert fp8 in software on all of them.
+set(cuda_default_architectures 80 89 90a 100a 120a)
+set(PAGEDKV_CUDA_ARCHITECTURES "${cuda_default_architectures}" CACHE STRING
+    "What the kernels are compiled for; PTX of the last one without a letter is added for what comes later")
+set(cuda_code ${PAGEDKV_CUDA_ARCHITECTURES})
+list(TRANSFORM cuda_code PREPEND sm_)
+set(plain ${PAGEDKV_CUDA_ARCHITECTURES})
+list(FILTER plain INCLUDE REGEX "^[0-9]+$")
+if(plain)
+  list(GET plain -1 last)
+  list(APPEND cuda_code compute_${last})
+endif()
+# As cuda/compiled.cpp reads it.
+list(JOIN cuda_code "," cuda_code_names)
+set_source_files_properties(cuda/compiled.cpp PROPERTIES COMPILE_DEFINITIONS
+                            "PAGEDKV_CUDA_CODE=\"${cuda_code_names}\"")
+
 if(PAGEDKV_CUDA STREQUAL "OFF")
   return()
 endif()
@@ -21,18 +40,7 @@ endif()
 enable_language(CUDA)
 find_package(CUDAToolkit REQUIRED)
 
-set(PAGEDKV_CUDA_ARCHITECTURES "80;89;90a;100a;120a" CACHE STRING
-    "What the kernels are compiled for; PTX of the first one is added for what comes later")
-set(gencode)
-foreach(arch IN LISTS PAGEDKV_CUDA_ARCHITECTURES)
-  list(APPEND gencode "SHELL:-gencode arch=compute_${arch},code=sm_${arch}")
-endforeach()
-list(GET PAGEDKV_CUDA_ARCHITECTURES 0 first)
-if(first MATCHES "^[0-9]+$")
-  list(APPEND gencode "SHELL:-gencode arch=compute_${first},code=compute_${first}")
-endif()
-
-file(GLOB cuda_sources CONFIGURE_DEPENDS cuda/*.cu)
+file(GLOB cuda_sources CONFIGURE_DEPENDS cuda/*.cu cuda/*.cpp)
 add_library(pagedkv_cuda STATIC ${cuda_sources})
 add_library(pagedkv::cuda ALIAS pagedkv_cuda)
 target_link_libraries(pagedkv_cuda PUBLIC pagedkv_headers CUDA::cudart)
@@ -41,9 +49,20 @@ target_compile_definitions(
   PUBLIC PAGEDKV_CUDA_TOOLKIT
   PRIVATE PAGEDKV_CUDA_KERNELS_COMPILED)
 # CMake 3.25 has no name for the dialect of nvcc 13.
-target_compile_options(pagedkv_cuda PRIVATE -std=c++20 ${gencode})
+set(nvcc_options -std=c++20)
+foreach(code IN LISTS cuda_code)
+  string(REGEX REPLACE "^[a-z]+_" "" arch ${code})
+  list(APPEND nvcc_options "SHELL:-gencode arch=compute_${arch},code=${code}")
+endforeach()
 if(PAGEDKV_WERROR)
-  target_compile_options(pagedkv_cuda PRIVATE "SHELL:-Werror all-warnings")
+  list(APPEND nvcc_options "SHELL:-Werror all-warnings")
+endif()
+foreach(option IN LISTS nvcc_options)
+  target_compile_options(pagedkv_cuda PRIVATE "$<$<COMPILE_LANGUAGE:CUDA>:${option}>")
+endforeach()
+if(NOT PAGEDKV_ASSERT_LEVEL STREQUAL "")
+  # As of pagedkv::pagedkv: the archive holds code of one level.
+  target_compile_definitions(pagedkv_cuda INTERFACE PAGEDKV_ASSERT_LEVEL=${PAGEDKV_ASSERT_LEVEL})
 endif()
 set_target_properties(
   pagedkv_cuda

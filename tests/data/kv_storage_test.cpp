@@ -183,6 +183,30 @@ TEST_CASE("a wrong storage says what is wrong") {
   CHECK_THAT(message_of(wide, 2, scales_for(g)), contains_text("head_dim_k is 0"));
 }
 
+TEST_CASE("an engine that owns its memory gets the storage's view of it") {
+  Geometry const g = mixed_geometry();
+  for (auto const layout : all_layouts) {
+    KvStorage storage(g, 6, layout, scales_for(g));
+    kv::KvPlacement const placement(g, 6, layout);
+    REQUIRE(placement.allocated_bytes() == storage.allocated_bytes());
+    auto const statics = placement.static_scales(scales_for(g));
+    CHECK(static_cast<std::int64_t>(statics.size() * sizeof(float)) ==
+          placement.allocated_bytes() - placement.bytes_of_blocks());
+    CHECK(std::memcmp(storage.memory().data() + placement.bytes_of_blocks(), statics.data(),
+                      statics.size() * sizeof(float)) == 0);
+    auto const layers = placement.layers(storage.memory().data());
+    auto const view = placement.view(layers);
+    REQUIRE(kv::kv_view_error(view).empty());
+    CHECK(view.num_slots() == storage.view().num_slots());
+    for (std::size_t i = 0; i < layers.size(); ++i) {
+      auto const& want = storage.view().layers[i];
+      CHECK(layers[i].k.vector(5, 4, 2) == want.k.vector(5, 4, 2));
+      CHECK(layers[i].v.vector(5, 4, 2) == want.v.vector(5, 4, 2));
+      if (layers[i].v.scales != nullptr) CHECK(layers[i].v.scale(5, 4, 2) == want.v.scale(5, 4, 2));
+    }
+  }
+}
+
 TEST_CASE("a view that an engine filled in wrongly is told the layer and the field") {
   Geometry const g = mixed_geometry();
   KvStorage const storage(g, 2, {}, scales_for(g));

@@ -1,49 +1,27 @@
 // SPDX-License-Identifier: Apache-2.0
 /// \file
-/// What the tests of the kernels share: a pool and rows in guarded memory beside the oracle's, and
-/// steps that fill blocks as sequences do.
+/// What the tests of the kernels share: a pool and rows in the machine's memory beside the
+/// oracle's, and steps that fill blocks as sequences do.
 #pragma once
 
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
+#include <optional>
 #include <random>
 #include <string>
 #include <vector>
 
 #include <pagedkv/data/cuda/arguments.hpp>
-#include <pagedkv/data/cuda/device.cuh>
 #include <pagedkv/data/kv_storage.hpp>
 
 #include "../data/data_support.hpp"
-#include "executor/findings.hpp"
+#include "machine.hpp"
 
 namespace pagedkv::testing {
 
-namespace emulated = cuda::emulated;
-
-/// 5 orders of each schedule: 20.
-template <class Run>
-[[nodiscard]] emulated::Findings try_orders(Run run) {
-  emulated::Findings all;
-  for (auto const schedule : {emulated::Schedule::random, emulated::Schedule::warp_skew,
-                              emulated::Schedule::ascending, emulated::Schedule::descending}) {
-    for (int seed = 1; seed <= (PAGEDKV_UNDER_TSAN ? 1 : 5); ++seed) {
-      emulated::options() = {schedule, static_cast<std::uint64_t>(seed)};
-      emulated::Result const result = run(seed);
-      ++all.runs;
-      all.wrong += result == emulated::Result::wrong ? 1 : 0;
-      all.faulted += result == emulated::Result::faulted ? 1 : 0;
-    }
-  }
-  all.faults = emulated::take_faults();
-  all.races = emulated::take_races();
-  all.race_place = emulated::take_race_place();
-  return all;
-}
-
-/// A copy of a pool in guarded memory.
+/// A copy of a pool.
 class DevicePool {
  public:
   explicit DevicePool(KvStorage& like)
@@ -59,21 +37,24 @@ class DevicePool {
       layers_.push_back(layer);
     }
     view_.layers = layers_;
+    device_layers_.emplace(layers_, "layers");
   }
   [[nodiscard]] KvView const& view() const { return view_; }
-  [[nodiscard]] KvLayer const* layers() const { return layers_.data(); }
+  /// For kernels.
+  [[nodiscard]] KvLayer const* layers() const { return device_layers_->data(); }
   [[nodiscard]] bool equals(std::span<std::byte const> expected) const {
     return std::memcmp(memory_.data(), expected.data(), expected.size()) == 0;
   }
   [[nodiscard]] bool equals(KvStorage& oracle) const { return equals(oracle.memory()); }
 
  private:
-  emulated::DeviceBuffer<std::byte> memory_;
+  DeviceBuffer<std::byte> memory_;
   std::vector<KvLayer> layers_;
+  std::optional<DeviceBuffer<KvLayer>> device_layers_;
   KvView view_;
 };
 
-/// A copy of rows in guarded memory.
+/// A copy of rows.
 class DeviceRows {
  public:
   explicit DeviceRows(Rows& like)
@@ -87,7 +68,7 @@ class DeviceRows {
   [[nodiscard]] std::vector<std::byte> bytes() const { return memory_.copy(); }
 
  private:
-  emulated::DeviceBuffer<std::byte> memory_;
+  DeviceBuffer<std::byte> memory_;
   MutableKvRows rows_;
 };
 

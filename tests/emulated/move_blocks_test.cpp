@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include <pagedkv/data/cuda/move_blocks.cuh>
+#include <pagedkv/data/cuda/operations.hpp>
 
 #include "catch.hpp"
 #include "device_pool.hpp"
@@ -63,11 +63,11 @@ TEST_CASE("copies move the oracle's bytes and scales: all layers, formats and la
                                        {BlockId{3}, BlockId{num_blocks}, 5},
                                        {BlockId{3}, BlockId{4}, 6}};
           copies.push_back(nothing[seed % 5]);
-          emulated::DeviceBuffer<BlockCopy> const list(copies, "copies");
-          auto const error =
-              cuda::detail::copy_blocks(pool.view(), pool.layers(), list.data(),
-                                        static_cast<std::int32_t>(copies.size()), nullptr);
-          return emulated::judge(error, pool.equals(oracle));
+          DeviceBuffer<BlockCopy> const list(copies, "copies");
+          auto const error = cuda::copy_blocks(pool.view(), pool.layers(), list.data(),
+                                               static_cast<std::int32_t>(copies.size()), nullptr);
+          finish();
+          return judge(error, pool.equals(oracle));
         });
         INFO(to_string(format) << ", dim " << dim << ": " << findings.text());
         CHECK(findings.clean());
@@ -89,11 +89,11 @@ TEST_CASE("zeroed blocks are the oracle's, static scales stay") {
         cpu::scalar::zero_blocks(oracle.view(), blocks);
         blocks.push_back(BlockId{-1});
         blocks.push_back(BlockId{num_blocks});
-        emulated::DeviceBuffer<BlockId> const list(blocks, "blocks");
-        auto const error =
-            cuda::detail::zero_blocks(pool.view(), pool.layers(), list.data(),
-                                      static_cast<std::int32_t>(blocks.size()), nullptr);
-        return emulated::judge(error, pool.equals(oracle));
+        DeviceBuffer<BlockId> const list(blocks, "blocks");
+        auto const error = cuda::zero_blocks(pool.view(), pool.layers(), list.data(),
+                                             static_cast<std::int32_t>(blocks.size()), nullptr);
+        finish();
+        return judge(error, pool.equals(oracle));
       });
       INFO(to_string(format) << ": " << findings.text());
       CHECK(findings.clean());
@@ -110,13 +110,14 @@ TEST_CASE("a block of more pieces than one, and nothing to move") {
                    .format = KvFormat{Element::f32, Granularity::none}};
   KvStorage oracle = full_pool(g, {});
   DevicePool pool(oracle);
-  CHECK(cuda::detail::copy_blocks(pool.view(), pool.layers(), nullptr, 0, nullptr) ==
-        cuda::cudaSuccess);
-  CHECK(cuda::detail::copy_blocks(pool.view(), pool.layers(), nullptr, 1, nullptr) ==
+  CHECK(cuda::copy_blocks(pool.view(), pool.layers(), nullptr, 0, nullptr) == cuda::cudaSuccess);
+  CHECK(cuda::copy_blocks(pool.view(), pool.layers(), nullptr, 1, nullptr) ==
         cuda::cudaErrorInvalidValue);
   BlockCopy const copy{BlockId{1}, BlockId{2}, 13};
   cpu::scalar::copy_blocks(oracle.view(), std::span(&copy, 1));
-  CHECK(cuda::detail::copy_blocks(pool.view(), pool.layers(), &copy, 1, nullptr) ==
+  DeviceBuffer<BlockCopy> const list(std::span(&copy, 1), "copies");
+  CHECK(cuda::copy_blocks(pool.view(), pool.layers(), list.data(), 1, nullptr) ==
         cuda::cudaSuccess);
+  finish();
   CHECK(pool.equals(oracle));
 }

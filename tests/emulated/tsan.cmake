@@ -19,15 +19,11 @@ endif()
 
 set(tsan_dir ${CMAKE_CURRENT_BINARY_DIR}/emulated_tsan)
 file(MAKE_DIRECTORY ${tsan_dir})
-file(GLOB tsan_tests CONFIGURE_DEPENDS ${emulated_dir}/*_test.cpp)
-if(PAGEDKV_TEST_FILES)
-  list(FILTER tsan_tests INCLUDE REGEX "${PAGEDKV_TEST_FILES}")
-endif()
 get_target_property(catch_includes Catch2::Catch2 INTERFACE_INCLUDE_DIRECTORIES)
 get_target_property(fmt_includes fmt::fmt-header-only INTERFACE_INCLUDE_DIRECTORIES)
 set(tsan_flags
     -std=c++20 -O1 -g1 -fno-strict-aliasing -I${PROJECT_SOURCE_DIR}/include -I${emulated_dir}
-    -I${CMAKE_CURRENT_SOURCE_DIR}/support -DFMT_HEADER_ONLY=1
+    -I${emulated_dir}/runtime -I${CMAKE_CURRENT_SOURCE_DIR}/support -DFMT_HEADER_ONLY=1
     -DPAGEDKV_SOURCE_DIR="${PROJECT_SOURCE_DIR}")
 set(tsan_includes ${catch_includes} ${fmt_includes})
 list(FILTER tsan_includes EXCLUDE REGEX NOTFOUND)
@@ -37,22 +33,25 @@ foreach(include IN LISTS tsan_includes)
 endforeach()
 
 set(tsan_objects)
-# Adds an object of `source`; further arguments are its own flags.
+# Adds an object of `source`, C++ whatever it is called; further arguments are its own flags.
 function(pagedkv_add_tsan_object source)
   cmake_path(GET source STEM stem)
   set(object ${tsan_dir}/${stem}.o)
   add_custom_command(
     OUTPUT ${object}
-    COMMAND ${PAGEDKV_TSAN_CXX} ${tsan_flags} ${ARGN} -MD -MF ${object}.d -c ${source} -o ${object}
+    COMMAND ${PAGEDKV_TSAN_CXX} ${tsan_flags} ${ARGN} -MD -MF ${object}.d -x c++ -c ${source} -o ${object}
     DEPENDS ${source}
     DEPFILE ${object}.d
     VERBATIM)
   set(tsan_objects ${tsan_objects} ${object} PARENT_SCOPE)
 endfunction()
-foreach(source IN LISTS executor_sources)
+foreach(source IN LISTS executor_sources ITEMS ${emulated_dir}/runtime/runtime.cpp)
   pagedkv_add_tsan_object(${source} -DPAGEDKV_EMULATED_TSAN)
 endforeach()
-foreach(source IN LISTS tsan_tests)
+# Which architectures the library was compiled for is no kernel's business.
+set(tsan_host_sources ${cuda_host_sources})
+list(FILTER tsan_host_sources EXCLUDE REGEX "/compiled\\.cpp$")
+foreach(source IN LISTS emulated_tests cuda_kernel_sources tsan_host_sources)
   pagedkv_add_tsan_object(${source} -fsanitize=thread)
 endforeach()
 
@@ -72,7 +71,7 @@ if(PAGEDKV_TSAN_SYMBOLIZER)
   file(REAL_PATH ${PAGEDKV_TSAN_SYMBOLIZER} tsan_symbolizer)
   set(tsan_environment TSAN_OPTIONS=external_symbolizer_path=${tsan_symbolizer})
 endif()
-foreach(source IN LISTS tsan_tests)
+foreach(source IN LISTS emulated_tests)
   cmake_path(GET source STEM stem)
   add_test(NAME emulated_tsan.${stem} COMMAND ${tsan_program} ${catch_args} -\# [\#${stem}])
   set_tests_properties(

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include <pagedkv/data/cuda/update_tables.cuh>
+#include <pagedkv/data/cuda/operations.hpp>
 
 #include "catch.hpp"
 #include "device_pool.hpp"
@@ -9,13 +9,13 @@ using namespace pagedkv::testing;
 
 namespace {
 
-emulated::Result updates_of(int seed, std::int32_t columns) {
+RunResult updates_of(int seed, std::int32_t columns) {
   std::mt19937 random(static_cast<unsigned>(seed));
   constexpr std::int32_t rows = 9;
   std::int64_t const stride = columns + 3;
   std::vector<std::int32_t> want(static_cast<std::size_t>(rows * stride));
   for (auto& block : want) block = static_cast<std::int32_t>(random() % 1000);
-  emulated::DeviceBuffer<std::int32_t> table(want, "table");
+  DeviceBuffer<std::int32_t> table(want, "table");
   auto const at = [&](std::int32_t row, std::int64_t column) -> std::int32_t& {
     return want[static_cast<std::size_t>(row * stride + column)];
   };
@@ -38,14 +38,15 @@ emulated::Result updates_of(int seed, std::int32_t columns) {
   changes.push_back({rows, 0, 5});
   changes.push_back({0, columns, 5});
   changes.push_back({0, -1, 5});
-  emulated::DeviceBuffer<RowMove> const device_moves(moves, "moves");
-  emulated::DeviceBuffer<RowChange> const device_changes(changes, "changes");
-  auto const error = cuda::detail::update_tables(
-      {table.data(), stride, rows, columns},
-      {device_moves.data(), static_cast<std::int32_t>(moves.size()), device_changes.data(),
-       static_cast<std::int32_t>(changes.size())},
-      nullptr);
-  return emulated::judge(error, table.copy() == want);
+  DeviceBuffer<RowMove> const device_moves(moves, "moves");
+  DeviceBuffer<RowChange> const device_changes(changes, "changes");
+  auto const error =
+      cuda::update_tables({table.data(), stride, rows, columns},
+                          {device_moves.data(), static_cast<std::int32_t>(moves.size()),
+                           device_changes.data(), static_cast<std::int32_t>(changes.size())},
+                          nullptr);
+  finish();
+  return judge(error, table.copy() == want);
 }
 
 }  // namespace
@@ -59,9 +60,9 @@ TEST_CASE("row moves in order, then changes; padding does nothing") {
 }
 
 TEST_CASE("no updates, no table") {
-  CHECK(cuda::detail::update_tables({}, {}, nullptr) == cuda::cudaSuccess);
-  CHECK(cuda::detail::update_tables({nullptr, 4, 1, 4}, {nullptr, 1, nullptr, 0}, nullptr) ==
+  CHECK(cuda::update_tables({}, {}, nullptr) == cuda::cudaSuccess);
+  CHECK(cuda::update_tables({nullptr, 4, 1, 4}, {nullptr, 1, nullptr, 0}, nullptr) ==
         cuda::cudaErrorInvalidValue);
   std::int32_t cells[4] = {};
-  CHECK(cuda::detail::update_tables({cells, 2, 1, 4}, {}, nullptr) == cuda::cudaErrorInvalidValue);
+  CHECK(cuda::update_tables({cells, 2, 1, 4}, {}, nullptr) == cuda::cudaErrorInvalidValue);
 }

@@ -1,138 +1,33 @@
 // SPDX-License-Identifier: Apache-2.0
-#include <bit>
-
-#include <pagedkv/data/cuda/write_kv.cuh>
-
 #include "catch.hpp"
-#include "device_pool.hpp"
+#include "write_steps.hpp"
 
 using namespace pagedkv;
 using namespace pagedkv::testing;
 
-namespace {
-
-struct Case {
-  LayerFormat format{};
-  Element input = Element::f16;
-  std::int32_t dim_k = 64;
-  std::int32_t dim_v = 64;
-  std::int32_t heads = 2;
-  std::int32_t block_tokens = 4;
-  KvLayout layout{};
-  std::int64_t gap = 0;        ///< between neighbouring vectors of the rows, elements
-  std::size_t misaligned = 0;  ///< bytes
-};
-
-std::string name_of(Case const& c) {
-  return to_string(c.format.k) + " and " + to_string(c.format.v) + " from " + to_string(c.input) +
-         ", dims " + std::to_string(c.dim_k) + " and " + std::to_string(c.dim_v);
-}
-
-/// A step and the pool that the oracle makes of it.
-struct Told {
-  Step step;
-  Rows k;
-  Rows v;
-  std::vector<std::byte> expected;
-};
-
-/// Two steps on one pool, the second with larger numbers. What they store is found once; every
-/// order of threads must store it, bytes between the vectors included.
-class TwoSteps {
- public:
-  TwoSteps(Case const& c, unsigned seed)
-      : geometry_{.num_layers = 1,
-                  .num_kv_heads = c.heads,
-                  .head_dim_k = c.dim_k,
-                  .head_dim_v = c.dim_v,
-                  .block_tokens = c.block_tokens,
-                  .format = c.format},
-        oracle_(geometry_, num_blocks, c.layout, scales_for(geometry_)),
-        before_(bytes_of(oracle_)) {
-    std::mt19937 random(seed);
-    StepMaker steps(num_blocks, c.block_tokens);
-    for (float const magnitude : {1.0F, 40.0F}) {
-      Step step = steps.make(3, random);
-      auto const n = static_cast<std::int64_t>(step.slots.size());
-      Rows::Shape const k_shape{n, c.heads, c.dim_k, c.input, c.gap, c.gap, c.misaligned};
-      Rows::Shape const v_shape{n, c.heads, std::max(c.dim_v, 1), c.input, c.gap, 0, c.misaligned};
-      Rows k(k_shape);
-      Rows v(v_shape);
-      fill_rows(k, k_shape, random, magnitude);
-      fill_rows(v, v_shape, random, 3.0F * magnitude);
-      cpu::scalar::write_kv(oracle_.view(), 0, k.rows(), v.rows(),
-                            step.known_slots(oracle_.view().num_slots()));
-      told_.push_back({std::move(step), std::move(k), std::move(v), bytes_of(oracle_)});
-    }
-  }
-
-  emulated::Result run(int seed) {
-    std::memcpy(oracle_.memory().data(), before_.data(), before_.size());
-    DevicePool pool(oracle_);
-    for (Told& told : told_) {
-      DeviceRows const k(told.k);
-      DeviceRows const v(told.v);
-      emulated::DeviceBuffer<Slot> const slots(told.step.slots, "slots");
-      emulated::DeviceBuffer<BlockRun> const runs(told.step.runs, "runs");
-      cuda::WriteSlots const to{slots.data(), static_cast<std::int64_t>(slots.size()), runs.data(),
-                                static_cast<std::int32_t>(runs.size()), seed % 2 == 0};
-      auto const error = cuda::detail::write_kv(pool.view(), 0, k.rows(), v.rows(), to, nullptr);
-      auto const result = emulated::judge(error, pool.equals(told.expected));
-      if (result != emulated::Result::right) return result;
-    }
-    return emulated::Result::right;
-  }
-
- private:
-  static constexpr std::int32_t num_blocks = 5;
-  Geometry geometry_;
-  KvStorage oracle_;
-  std::vector<std::byte> before_;
-  std::vector<Told> told_;
-};
-
-void check(Case const& c) {
-  static unsigned next_seed = 1;
-  TwoSteps steps(c, next_seed++);
-  auto const findings = try_orders([&](int seed) { return steps.run(seed); });
-  INFO(name_of(c) << ": " << findings.text());
-  CHECK(findings.clean());
-}
-
-std::vector<KvFormat> device_formats() {
-  std::vector<KvFormat> formats = all_formats();
-  std::erase(formats, KvFormat{Element::f32, Granularity::none});
-  return formats;
-}
-constexpr Element inputs[] = {Element::f16, Element::bf16, Element::f32};
-constexpr KvLayout layouts[] = {{BlockOrder::nhd, PoolOrder::layer_major},
-                                {BlockOrder::hnd, PoolOrder::block_major}};
-
-}  // namespace
-
 TEST_CASE("every format, input and layout stores the oracle's bytes, head_dim 64") {
-  for (KvFormat const format : device_formats()) {
+  for (KvFormat const format : all_formats()) {
     for (Element const input : inputs) {
       for (KvLayout const layout : layouts) {
-        check({.format = format, .input = input, .layout = layout});
+        check_write({.format = format, .input = input, .layout = layout});
       }
     }
   }
 }
 
 TEST_CASE("head_dim 80 to 256, K and V apart, one head or three") {
-  for (KvFormat const format : device_formats()) {
-    check({.format = format, .dim_k = 128, .dim_v = 128, .heads = 3});
-    check({.format = format, .input = Element::bf16, .dim_k = 256, .dim_v = 256, .heads = 1});
-    check({.format = format, .dim_k = 192, .dim_v = 128, .layout = layouts[1]});
-    check({.format = format, .input = Element::f32, .dim_k = 80, .dim_v = 112, .heads = 3});
+  for (KvFormat const format : all_formats()) {
+    check_write({.format = format, .dim_k = 128, .dim_v = 128, .heads = 3});
+    check_write({.format = format, .input = Element::bf16, .dim_k = 256, .dim_v = 256, .heads = 1});
+    check_write({.format = format, .dim_k = 192, .dim_v = 128, .layout = layouts[1]});
+    check_write({.format = format, .input = Element::f32, .dim_k = 80, .dim_v = 112, .heads = 3});
   }
 }
 
 TEST_CASE("no V, and latents longer than a warp has lanes for") {
-  for (KvFormat const format : device_formats()) {
-    check({.format = format, .dim_k = 64, .dim_v = 0});
-    check({.format = format, .dim_k = 576, .dim_v = 0, .heads = 1, .block_tokens = 2});
+  for (KvFormat const format : all_formats()) {
+    check_write({.format = format, .dim_k = 64, .dim_v = 0});
+    check_write({.format = format, .dim_k = 576, .dim_v = 0, .heads = 1, .block_tokens = 2});
   }
 }
 
@@ -143,22 +38,23 @@ TEST_CASE("K and V of different formats") {
   KvFormat const v[] = {{Element::int4, Granularity::per_token_head},
                         {Element::fp8_e4m3, Granularity::per_block_head},
                         {Element::int8, Granularity::per_token_head}};
-  for (std::size_t i = 0; i < std::size(k); ++i) check({.format = {k[i], v[i]}});
+  for (std::size_t i = 0; i < std::size(k); ++i) check_write({.format = {k[i], v[i]}});
 }
 
 TEST_CASE("rows that aren't aligned, vectors that 16 doesn't divide") {
-  for (KvFormat const format : device_formats()) {
-    check({.format = format, .dim_k = 72, .dim_v = 33, .heads = 3});
-    check({.format = format, .input = Element::f16, .gap = 1});
-    check({.format = format, .input = Element::bf16, .gap = 8, .misaligned = 2});
-    check({.format = format, .input = Element::f32, .dim_k = 20, .dim_v = 7, .misaligned = 4});
+  for (KvFormat const format : all_formats()) {
+    check_write({.format = format, .dim_k = 72, .dim_v = 33, .heads = 3});
+    check_write({.format = format, .input = Element::f16, .gap = 1});
+    check_write({.format = format, .input = Element::bf16, .gap = 8, .misaligned = 2});
+    check_write(
+        {.format = format, .input = Element::f32, .dim_k = 20, .dim_v = 7, .misaligned = 4});
   }
 }
 
 TEST_CASE("blocks of one token, of an odd number, and of many") {
-  for (KvFormat const format : device_formats()) {
+  for (KvFormat const format : all_formats()) {
     for (std::int32_t const block_tokens : {1, 7, 16}) {
-      check({.format = format, .heads = 1, .block_tokens = block_tokens});
+      check_write({.format = format, .heads = 1, .block_tokens = block_tokens});
     }
   }
 }
@@ -176,7 +72,7 @@ TEST_CASE("an empty step launches nothing; what can't work is refused") {
   Slot const slot = 0;
   cuda::WriteSlots const one{&slot, 1};
   auto const write = [&](KvRows const& k, cuda::WriteSlots const& to, std::int32_t layer = 0) {
-    return cuda::detail::write_kv(pool.view(), layer, k, rows.rows(), to, nullptr);
+    return cuda::write_kv(pool.view(), layer, k, rows.rows(), to, nullptr);
   };
   CHECK(write(rows.rows(), {}) == cuda::cudaSuccess);
   CHECK(pool.equals(oracle));
@@ -207,7 +103,9 @@ void check_all_inputs(Element input, KvFormat format, float scale) {
   DevicePool pool(oracle);
   Rows rows({tokens, 1, dim, input});
   std::vector<Slot> all;
+  std::vector<BlockRun> blocks;
   for (std::int32_t t = 0; t < tokens; ++t) {
+    if (t % 16 == 0) blocks.push_back({BlockId{t / 16}, 0, 16, t});
     for (std::int32_t i = 0; i < dim; ++i) {
       auto const bits = static_cast<std::uint16_t>(t * dim + i);
       std::memcpy(rows.vector(t, 0) + 2 * i, &bits, 2);
@@ -216,9 +114,11 @@ void check_all_inputs(Element input, KvFormat format, float scale) {
   }
   cpu::scalar::write_kv(oracle.view(), 0, rows.rows(), {}, all);
   DeviceRows const device(rows);
-  emulated::DeviceBuffer<Slot> const slots(all, "slots");
-  auto const error =
-      cuda::detail::write_kv(pool.view(), 0, device.rows(), {}, {slots.data(), tokens}, nullptr);
+  DeviceBuffer<Slot> const slots(all, "slots");
+  DeviceBuffer<BlockRun> const runs(blocks, "runs");
+  auto const error = cuda::write_kv(pool.view(), 0, device.rows(), {},
+                                    {slots.data(), tokens, runs.data(), tokens / 16}, nullptr);
+  finish();
   INFO(to_string(format) << " from " << to_string(input) << ", scale " << scale);
   CHECK(error == cuda::cudaSuccess);
   CHECK(pool.equals(oracle));
@@ -228,27 +128,9 @@ void check_all_inputs(Element input, KvFormat format, float scale) {
 
 TEST_CASE("all halfs and all bfloat16s through the kernels that convert") {
   for (Element const input : {Element::f16, Element::bf16}) {
-    for (KvFormat const format : device_formats()) {
-      if (format.granularity == Granularity::per_block_head) continue;
+    for (KvFormat const format : all_formats()) {
       for (float const scale : {1.0F, 0.0117F, 37.0F}) {
         if (scale == 1.0F || is_static(format)) check_all_inputs(input, format, scale);
-      }
-    }
-  }
-}
-
-TEST_CASE("a quotient by multiplication is exact") {
-  std::mt19937_64 random(5);
-  for (std::int64_t const d : {1, 2, 3, 7, 16, 48, 127, 128, 1000, 65535, 65536}) {
-    cuda::detail::Divider const divider(d);
-    for (int i = 0; i < 20000; ++i) {
-      auto const bits = static_cast<int>(random() % 47);
-      auto n = static_cast<std::int64_t>(random() & ((std::uint64_t{1} << bits) - 1));
-      if (i % 3 == 0) n = n / d * d;
-      if (i % 3 == 1) n = std::max<std::int64_t>(n / d * d - 1, 0);
-      auto const parts = divider.divide(n);
-      if (parts.quotient != n / d || parts.remainder != n % d) {
-        FAIL(n << " / " << d);
       }
     }
   }

@@ -2,13 +2,16 @@
 # SPDX-License-Identifier: Apache-2.0
 """Facts that decide speed, read from what nvcc and ptxas make of the kernels.
 
-kernel_facts.py --nvcc NVCC --source DIR --work DIR [--arch 80 90a ...] [--self-test]
+kernel_facts.py --nvcc NVCC --source DIR --work DIR [--nvdisasm PROGRAM] [--arch 80 90a ...]
+                [--self-test]
 
-Compiles writers and operations to PTX and cubins for each architecture and looks at every kernel.
-PTX's order isn't the machine's, so this guards against regressions and proves no speed. --self-test
-plants a regression for each check, in what was read, and wants it found.
+Compiles writers and operations to PTX and cubins for each architecture and looks at every kernel:
+at its PTX, at what ptxas says, and with nvdisasm at its machine code, whose order is what runs. It
+guards against regressions and proves no speed. --self-test plants a regression for each check, in
+what was read, and wants it found.
 """
 import argparse
+import concurrent.futures
 import copy
 import os
 import re
@@ -19,11 +22,19 @@ import sys
 ELEMENTS = ["f32", "f16", "bf16", "fp8_e4m3", "fp8_e5m2", "int8", "int8_asym", "int4"]
 FP8 = ("fp8_e4m3", "fp8_e5m2")
 VECTOR_KERNELS = ("write_static", "write_per_token_head", "gather_vectors")
+ANY_KERNELS = ("write_any", "gather_any")  # number by number, at any address
 CONVERT = re.compile(r"cvt\.rn\.satfinite\.(?:e4m3x2|e5m2x2)\.f32")
 # With every cache qualifier in between: ld.global.nc.L1::no_allocate.v4.u32
 WIDE_LOAD = re.compile(r"^\s*(?:@%p\d+ )?ld\.global[.\w:]*\.v4\.")
 STORE = re.compile(r"^\s*(?:@%p\d+ )?st\.global[.\w:]*\.v[24]\.")
 NARROW = re.compile(r"(?:ld|st)\.global[.\w:]*\.[usb](?:8|16)\b")
+WIDE = re.compile(r"(?:ld|st)\.global[.\w:]*\.v[24]\.")
+# The same in machine code.
+SASS_CONVERT = re.compile(r"\bF2FP\.SATFINITE\.E[45]M[23]\.F32\.PACK")
+SASS_WIDE_LOAD = re.compile(r"\bLDG\.[.\w]*\b128\b")
+SASS_STORE = re.compile(r"\bSTG\.[.\w]*\b(?:64|128)\b")
+SASS_NARROW = re.compile(r"\b(?:LDG|STG)\.[.\w]*\b[US](?:8|16)\b")
+SASS_WIDE = re.compile(r"\b(?:LDG|STG)\.[.\w]*\b128\b")
 
 
 class Kernel:
@@ -35,10 +46,12 @@ class Kernel:
         self.name = match.group(1) if match else mangled
         self.elements = [ELEMENTS[int(n)] for n in
                          re.findall(r"(?:LNS0_7ElementE|LS4_)(\d)E", mangled)]
-        self.registers = self.spills = None
+        self.rotates = self.name.startswith("write_") and "ELb1EE" in mangled
+        self.registers = self.spills = self.sass = None
 
     def __str__(self):
-        return f"sm_{self.arch} {self.name}<{', '.join(self.elements)}>"
+        rotates = ", rotates" if self.rotates else ""
+        return f"sm_{self.arch} {self.name}<{', '.join(self.elements)}{rotates}>"
 
 
 def number(arch):
@@ -46,8 +59,11 @@ def number(arch):
 
 
 def read_ptx(text, arch):
+    """The project's kernels; those of CUB are left out."""
     kernels = {}
     for match in re.finditer(r"\.entry (\w+)\(.*?^\}", text, re.S | re.M):
+        if "7pagedkv" not in match.group(1)[:12]:
+            continue
         body = match.group().split("{", 1)[1]
         kernels[match.group(1)] = Kernel(arch, match.group(1), body)
     return kernels
@@ -67,10 +83,51 @@ def read_resources(text, kernels):
             current.registers = int(match.group(1))
 
 
+def read_sass(text, kernels):
+    """What nvdisasm says, into the kernels."""
+    for match in re.finditer(r"^\.text\.(\w+):\n(.*?)(?=^\s*\.section|\Z)", text, re.S | re.M):
+        if match.group(1) in kernels:
+            kernels[match.group(1)].sass = match.group(2)
+
+
+def wants_converts(k):
+    return k.name.startswith("write_") and k.name != "write_any" and k.elements[1] in FP8
+
+
+def loads_before_store(text, load, store):
+    """16-byte loads in front of the first store of 8 or 16 bytes."""
+    lines = text.splitlines()
+    first_store = next((i for i, line in enumerate(lines) if store.search(line)), 0)
+    return sum(1 for line in lines[:first_store] if load.search(line))
+
+
+def sass_problems(k):
+    """What is wrong with a kernel's machine code, in words."""
+    found = []
+    for pattern, what in ((r"\bD(?:ADD|MUL|FMA|SETP)\b", "double"),
+                          (r"\b(?:LDL|STL)\b", "local memory")):
+        if re.search(pattern, k.sass):
+            found.append(what)
+    if wants_converts(k):
+        # Both sides in one loop body, or K's and V's in their own.
+        have = len(SASS_CONVERT.findall(k.sass))
+        if (have > 0) != (number(k.arch) >= 89) or 0 < have < 16:
+            found.append(f"{have} hardware converts")
+    if k.name in VECTOR_KERNELS:
+        if SASS_NARROW.search(k.sass):
+            found.append("an access of 1 or 2 bytes")
+        if k.name != "gather_vectors":
+            loads = loads_before_store(k.sass, SASS_WIDE_LOAD, SASS_STORE)
+            if loads < 4:
+                found.append(f"{loads} 16-byte loads before the first store; at least 4")
+    if k.name in ANY_KERNELS and SASS_WIDE.search(k.sass):
+        found.append("an access of 16 bytes")
+    return [f"{what} in machine code" for what in found]
+
+
 def problems_of(k):
     """What is wrong with a kernel, in words."""
-    found = []
-    lines = k.body.splitlines()
+    found = sass_problems(k) if k.sass is not None else []
     for pattern, what in ((r"\.f64\b", "double"), (r"\bdiv\.rn\.f", "a true division"),
                           (r"\b(?:ld|st)\.local|\.local \.align", "local memory"),
                           (r"\bcall\b", "a call")):
@@ -85,23 +142,24 @@ def problems_of(k):
     if k.spills:
         found.append(f"{k.spills} bytes spilled")
 
-    if k.name.startswith("write_") and k.name != "write_any" and k.elements[1] in FP8:
+    if wants_converts(k):
         # 16 elements of K and of V; the third writer has one side, and requantizes.
         want = 0 if number(k.arch) < 89 else 16
         have = len(CONVERT.findall(k.body))
         if have != want:
             found.append(f"{have} hardware converts instead of {want}")
-        limit = {"write_static": 40, "write_per_token_head": 64}.get(k.name)
+        limit = {"write_static": 64 if k.rotates else 40, "write_per_token_head": 64}.get(k.name)
         if limit and k.registers > limit:
             found.append(f"{k.registers} registers; at most {limit}")
     if k.name in VECTOR_KERNELS:
         if NARROW.search(k.body):
             found.append("an access of 1 or 2 bytes")
         if k.name != "gather_vectors":
-            first_store = next((i for i, l in enumerate(lines) if STORE.match(l)), 0)
-            loads = sum(1 for l in lines[:first_store] if WIDE_LOAD.match(l))
+            loads = loads_before_store(k.body, WIDE_LOAD, STORE)
             if loads < 4:
                 found.append(f"{loads} 16-byte loads before the first store; at least 4")
+    if k.name in ANY_KERNELS and WIDE.search(k.body):
+        found.append("an access of 16 bytes")
     waits = "griddepcontrol.wait" in k.body
     releases = "griddepcontrol.launch_dependents" in k.body
     late = number(k.arch) >= 90
@@ -180,12 +238,14 @@ def plant(kernels):
         other.__dict__.update(values)
         return other
 
-    def of(name, arch, out="fp8_e4m3"):
-        return next(k for k in kernels
-                    if k.name == name and k.arch == arch and k.elements[-1] == out)
+    def of(name, arch, out="fp8_e4m3", rotates=False):
+        return next(k for k in kernels if k.name == name and k.arch == arch
+                    and k.elements[-1] == out and k.rotates == rotates)
 
     low, high = kernels[0].arch, kernels[-1].arch
     static, dynamic = of("write_static", high), of("write_per_token_head", high)
+    of_any = next(k for k in kernels if k.name == "gather_any" and k.arch == high)
+    rotating = of("write_static", high, rotates=True)
     first_load = r"(?m)^.*ld\.global[^\n]*v4.*$"
     planted = [
         (changed(static, r"cvt\.rn\.satfinite\.e4m3x2\.f32", "lost"), "hardware converts"),
@@ -205,7 +265,28 @@ def plant(kernels):
         (with_value(static, spills=8), "spilled"),
         (with_value(static, registers=41), "registers"),
         (with_value(dynamic, registers=65), "registers"),
+        (changed(of_any, r"ret;", "ld.global.v4.u32 {%r1, %r1, %r1, %r1}, [%rd1];\nret;"),
+         "16 bytes"),
+        (with_value(rotating, registers=65), "registers"),
+        (changed(rotating, r"ret;", "ld.global.nc.u16 %rs1, [%rd1];\nret;"), "1 or 2 bytes"),
+        (changed(rotating, first_load, "\tst.global.v4.u32 [%rd1], {%r1, %r1, %r1, %r1};"),
+         "before the first store"),
     ]
+    if static.sass is not None:
+        def with_code(k, line):
+            return with_value(k, sass=k.sass + f"        /*0000*/  {line} ;\n")
+
+        planted += [
+            (with_code(static, "DMUL R2, R2, R4"), "double in machine code"),
+            (with_code(static, "STL [R1], R2"), "local memory in machine code"),
+            (with_code(static, "LDG.E.U16.CONSTANT R2, desc[UR4][R4.64]"),
+             "1 or 2 bytes in machine code"),
+            (with_value(static, sass=SASS_CONVERT.sub("F2FP.LOST", static.sass)),
+             "converts in machine code"),
+            (with_value(static, sass="STG.E.128 [R2.64], R4 ;\n" + static.sass),
+             "before the first store; at least 4 in machine code"),
+            (with_code(of_any, "STG.E.128 [R2.64], R4"), "16 bytes in machine code"),
+        ]
     missed = [what for k, what in planted
               if not any(what in problem for problem in problems_of(k))]
     sizes = {"ILNS0_7ElementE1ELS4_3ELi2EE": 0, "ILNS0_7ElementE1ELS4_3ELi10EE": 16 * 128 * 19}
@@ -220,22 +301,34 @@ def main():
     parser.add_argument("--nvcc", required=True)
     parser.add_argument("--source", required=True)
     parser.add_argument("--work", required=True)
-    parser.add_argument("--arch", nargs="+", default=["80", "90a", "100a"])
+    parser.add_argument("--nvdisasm", default="", help="also reads the machine code")
+    parser.add_argument("--arch", nargs="+", default=["80", "89", "90a", "100a", "120a"])
     parser.add_argument("--self-test", action="store_true")
     args = parser.parse_args()
     os.makedirs(args.work, exist_ok=True)
 
     found, kernels = [], []
-    for arch in args.arch:
-        for name in ("cuda/write_kv_f16.cu", "cuda/write_kv_f32.cu",
-                     "cuda/operations.cu", "cuda/decode_attention.cu"):
-            ptx, _, said = compile_to(args.nvcc, args.source, name, arch, args.work)
-            read = read_ptx(ptx, arch)
-            read_resources(said, read)
-            kernels += read.values()
-        _, cubin, _ = compile_to(args.nvcc, args.source, "tests/ptx/convert_slope.cu", arch,
-                                 args.work)
-        found += slope_problems(code_sizes(cubin), arch)
+    names = ("cuda/write_kv_f16.cu", "cuda/write_kv_f32.cu", "cuda/write_kv_rope_f16.cu",
+             "cuda/write_kv_rope_f32.cu", "cuda/operations.cu", "cuda/decode_attention.cu",
+             "tests/ptx/convert_slope.cu")
+    # CUB takes half a minute to compile.
+    jobs = [(arch, "cuda/calibrate_amax.cu") for arch in (args.arch[0], args.arch[-1])]
+    jobs += [(arch, name) for arch in args.arch for name in names]
+    with concurrent.futures.ThreadPoolExecutor(os.cpu_count()) as pool:
+        compiled = list(pool.map(
+            lambda job: compile_to(args.nvcc, args.source, job[1], job[0], args.work), jobs))
+    for (arch, name), (ptx, cubin, said) in zip(jobs, compiled):
+        if "slope" in name:
+            found += slope_problems(code_sizes(cubin), arch)
+            continue
+        read = read_ptx(ptx, arch)
+        read_resources(said, read)
+        if args.nvdisasm:
+            read_sass(run([args.nvdisasm, "-c", cubin]), read)
+            found += [f"{k}: no machine code was read" for k in read.values() if not k.sass]
+        kernels += read.values()
+    if not args.nvdisasm:
+        print("no nvdisasm: PTX and code sizes only")
     for k in kernels:
         found += [f"{k}: {problem}" for problem in problems_of(k)]
     print(f"{len(kernels)} kernels, {len(found)} problems")

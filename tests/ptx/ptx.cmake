@@ -12,8 +12,10 @@ add_test(NAME ptx.interpreter COMMAND ${Python3_EXECUTABLE} ${ptx_dir}/interpret
 set_tests_properties(ptx.interpreter PROPERTIES LABELS ptx TIMEOUT 60)
 if(PAGEDKV_NVCC)
   foreach(arch IN ITEMS 80 90)
-    add_test(NAME ptx.samples_${arch} COMMAND ${Python3_EXECUTABLE} ${ptx_dir}/samples_test.py
-                                              --nvcc ${PAGEDKV_NVCC} --arch ${arch})
-    set_tests_properties(ptx.samples_${arch} PROPERTIES LABELS ptx TIMEOUT 300)
+    foreach(what IN ITEMS samples kernels conversions)
+      add_test(NAME ptx.${what}_${arch} COMMAND ${Python3_EXECUTABLE} ${ptx_dir}/${what}_test.py
+                                                --nvcc ${PAGEDKV_NVCC} --arch ${arch})
+      set_tests_properties(ptx.${what}_${arch} PROPERTIES LABELS ptx TIMEOUT 300)
+    endforeach()
   endforeach()
 endif()

@@ -26,11 +26,12 @@ void quiet(char const*) {}
 
 TEST_CASE("every error code has a name of its own") {
   std::set<std::string> names;
-  for (auto const code : {Errc::never_fits, Errc::no_free_blocks, Errc::no_free_sequences,
-                          Errc::uncommitted, Errc::extra_keys_too_long, Errc::batch_full}) {
+  for (auto const code :
+       {Errc::never_fits, Errc::no_free_blocks, Errc::no_free_sequences, Errc::uncommitted,
+        Errc::extra_keys_too_long, Errc::batch_full, Errc::no_staging_buffer}) {
     names.insert(kv::to_string(code));
   }
-  CHECK(names.size() == 6);
+  CHECK(names.size() == 7);
   CHECK(names.count("unknown") == 0);
   CHECK(std::string(kv::to_string(Errc::no_free_blocks)) == "no_free_blocks");
   CHECK(std::string(kv::to_string(static_cast<Errc>(255))) == "unknown");

@@ -14,6 +14,11 @@ namespace detail {
 /// bits.
 inline constexpr std::int64_t max_bytes = std::int64_t{1} << 60;
 
+/// The next multiple of `unit`. Requires: n >= 0, unit >= 1, no overflow.
+constexpr std::int64_t round_up(std::int64_t n, std::int64_t unit) noexcept {
+  return (n + unit - 1) / unit * unit;
+}
+
 /// Once above `max_bytes` it stays there: `fits()` is false for any sum or product it went into.
 /// Operands are not negative.
 class CheckedBytes {

@@ -22,7 +22,8 @@ PAGEDKV_NAMESPACE_BEGIN
 /// guesses will be popped some 16 places later.
 template <class E>
 concept EvictionPolicy = std::constructible_from<E, std::int32_t> &&
-    requires(E e, E const c, BlockId b, std::span<BlockId const> in, std::span<BlockId> out) {
+    requires(E e, E const c, BlockId b, std::span<BlockId const> in, std::span<BlockId> out,
+             void (*soon)(BlockId)) {
   { c.size() }
   noexcept->std::same_as<std::int32_t>;
   { c.front() }
@@ -32,7 +33,7 @@ concept EvictionPolicy = std::constructible_from<E, std::int32_t> &&
   e.push_back(in);
   e.push_front(b);
   e.erase(b);
-  e.pop_front(out, [](BlockId) {});
+  e.pop_front(out, soon);
 };
 
 /// Least recently used: released last, evicted last. All operations O(1).

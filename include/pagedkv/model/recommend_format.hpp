@@ -21,6 +21,9 @@ struct ComputeCapability {
                                     ComputeCapability const&) noexcept = default;
 };
 
+/// From here on the hardware converts fp8, and kernels compiled for it use that.
+inline constexpr ComputeCapability first_with_fp8{8, 9};
+
 /// A format and the reason for it, a string literal.
 struct FormatAdvice {
   KvFormat format;
@@ -31,7 +34,7 @@ struct FormatAdvice {
 /// memory without a loss of quality that users report. It says nothing about what a given attention
 /// kernel can read.
 [[nodiscard]] constexpr FormatAdvice recommend_format(ComputeCapability capability) noexcept {
-  if (capability >= ComputeCapability{8, 9}) {
+  if (capability >= first_with_fp8) {
     return {
         {Element::fp8_e4m3, Granularity::per_tensor},
         "the hardware converts fp8_e4m3 (compute capability 8.9, 9.0 and later): half the bytes "
@@ -52,7 +55,7 @@ struct FormatAdvice {
 /// head_dim in use). The 8-bit element is one that the device converts well; fp8 if it isn't known.
 [[nodiscard]] constexpr std::array<KvFormat, 4> formats_to_try(
     std::optional<ComputeCapability> capability) noexcept {
-  bool const has_fp8 = !capability || *capability >= ComputeCapability{8, 9};
+  bool const has_fp8 = !capability || *capability >= first_with_fp8;
   auto const byte = has_fp8 ? Element::fp8_e4m3 : Element::int8;
   return {KvFormat{Element::f16, Granularity::none}, KvFormat{byte, Granularity::per_token_head},
           KvFormat{byte, Granularity::per_tensor},

@@ -11,35 +11,17 @@
 #include <utility>
 #include <vector>
 
-#include <pagedkv/data/cuda/device.cuh>
+#include <pagedkv/data/cuda/runtime_types.hpp>
 
+#include "../result.hpp"
 #include "executor.hpp"
 
 PAGEDKV_NAMESPACE_BEGIN
 namespace cuda {
 namespace emulated {
 
-/// What became of a case.
-enum class Result { right, wrong, faulted };
-
-struct Findings {
-  int runs = 0;
-  int wrong = 0;    ///< ended, with a wrong result
-  int faulted = 0;  ///< the executor stopped it
-  int races = 0;    ///< TSan's reports
-  std::vector<std::string> faults;
-  std::string race_place;
-
-  [[nodiscard]] bool clean() const { return wrong == 0 && faulted == 0 && races == 0; }
-  /// For a test's output.
-  [[nodiscard]] std::string text() const {
-    std::string t = std::to_string(runs) + " runs: " + std::to_string(wrong) + " wrong, " +
-                    std::to_string(faulted) + " faulted, " + std::to_string(races) + " races";
-    if (!faults.empty()) t += "\n" + faults.front();
-    if (!race_place.empty()) t += "\n" + race_place;
-    return t;
-  }
-};
+using testing::Findings;
+using Result = testing::RunResult;
 
 /// Seeds for each schedule; TSan takes 50 us a thread, and sees a race whichever order is run.
 inline constexpr int num_seeds = PAGEDKV_UNDER_TSAN ? 2 : 20;
@@ -53,10 +35,7 @@ template <class Run>
   static_cast<void>(take_race_place());
   for (int seed = 1; seed <= num_seeds; ++seed) {
     options() = {schedule, static_cast<std::uint64_t>(seed)};
-    Result const result = run(seed);
-    ++findings.runs;
-    findings.wrong += result == Result::wrong ? 1 : 0;
-    findings.faulted += result == Result::faulted ? 1 : 0;
+    findings.count(run(seed));
   }
   findings.faults = take_faults();
   findings.races = take_races();

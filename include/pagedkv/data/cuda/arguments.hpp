@@ -9,6 +9,7 @@
 
 #include <cstdint>
 
+#include <pagedkv/data/kv_view.hpp>
 #include <pagedkv/model/kv_format.hpp>
 #include <pagedkv/step/batch_arrays.hpp>
 #include <pagedkv/types.hpp>
@@ -79,6 +80,25 @@ struct DecodeOptions {
                                                              std::int32_t num_splits) noexcept {
   return std::int64_t{num_sequences} * num_q_heads * num_splits * (2 + std::int64_t{head_dim});
 }
+
+/// The largest finite magnitude that each head of K and V has had, in device memory:
+/// [num_layers, num_kv_heads] each, zeros before the first step.
+struct AmaxTable {
+  float* k = nullptr;
+  float* v = nullptr;  ///< not read where head_dim_v is 0
+  std::int32_t num_layers = 0;
+  std::int32_t num_kv_heads = 0;
+  std::int32_t head_dim_k = 0;
+  std::int32_t head_dim_v = 0;
+};
+/// K and V of a step, of one layer: as `write_kv` takes them.
+struct AmaxStep {
+  KvRows k;
+  KvRows v;
+  std::int64_t num_tokens = 0;
+  Slot const* slots =
+      nullptr;  ///< [num_tokens]; a token with one below 0 is padding; null: none is
+};
 
 /// A block table in device memory: [num_rows, row_stride], `num_columns` of each row in use.
 struct DeviceTable {

@@ -104,14 +104,19 @@ PAGEDKV_DEVICE void encode_scaled(Chunk<in> const& x, InverseScale inverse, floa
   }
 }
 
-/// 16 numbers of a 16-bit element. Unlike `row_pair`, exact for NaN too: they are stored.
+/// 16 numbers of an element without scales. Unlike `row_pair`, exact for NaN too: they are stored.
 template <Element in, Element out>
 PAGEDKV_DEVICE void encode_unscaled(Chunk<in> const& x, Chunk<out>& codes) {
-  static_assert(out == Element::f16 || out == Element::bf16);
+  static_assert(is_row<out>);
   PAGEDKV_UNROLL_ALL
   for (std::int32_t w = 0; w < Chunk<out>::num_words; ++w) {
-    if constexpr (in == out) {
+    if constexpr (in == out && out == Element::f32) {
+      codes.words[w] = x.words[w];
+    } else if constexpr (in == out) {
       codes.words[w] = quiet_pair<out>(x.words[w]);
+    } else if constexpr (out == Element::f32) {
+      auto const half = static_cast<std::uint16_t>(x.words[w / 2] >> (w % 2 * 16));
+      codes.words[w] = bits_of(quant::Codec<in>::decode(half));
     } else if constexpr (in == Element::f32) {
       using Code = quant::Codec<out>;
       codes.words[w] = std::uint32_t{Code::encode(float_of(x.words[2 * w]))} |

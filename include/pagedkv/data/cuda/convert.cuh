@@ -16,6 +16,9 @@
 #include <pagedkv/quant/half.hpp>
 #include <pagedkv/version.hpp>
 
+/// The first __CUDA_ARCH__ that converts fp8: `first_with_fp8` of model/recommend_format.hpp.
+#define PAGEDKV_FP8_ARCH 890
+
 PAGEDKV_NAMESPACE_BEGIN
 namespace cuda {
 
@@ -62,7 +65,7 @@ PAGEDKV_DEVICE std::uint32_t pack_bf16(float low, float high) {
 
 /// Two fp8 codes, in the lower 16 bits. Saturates.
 PAGEDKV_DEVICE std::uint32_t pack_e4m3(float low, float high) {
-#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 890
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= PAGEDKV_FP8_ARCH
   std::uint16_t pair = 0;
   asm("cvt.rn.satfinite.e4m3x2.f32 %0, %1, %2;" : "=h"(pair) : "f"(high), "f"(low));
   return pair;
@@ -72,7 +75,7 @@ PAGEDKV_DEVICE std::uint32_t pack_e4m3(float low, float high) {
 }
 /// Two fp8 codes, in the lower 16 bits. Saturates.
 PAGEDKV_DEVICE std::uint32_t pack_e5m2(float low, float high) {
-#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 890
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= PAGEDKV_FP8_ARCH
   std::uint16_t pair = 0;
   asm("cvt.rn.satfinite.e5m2x2.f32 %0, %1, %2;" : "=h"(pair) : "f"(high), "f"(low));
   return pair;
@@ -83,7 +86,7 @@ PAGEDKV_DEVICE std::uint32_t pack_e5m2(float low, float high) {
 
 /// The two fp8 numbers in the lower 16 bits. Exact.
 PAGEDKV_DEVICE float2 unpack_e4m3(std::uint32_t pair) {
-#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 890
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= PAGEDKV_FP8_ARCH
   std::uint32_t halves = 0;
   asm("cvt.rn.f16x2.e4m3x2 %0, %1;" : "=r"(halves) : "h"(static_cast<std::uint16_t>(pair)));
   return unpack_f16(halves);
@@ -94,7 +97,7 @@ PAGEDKV_DEVICE float2 unpack_e4m3(std::uint32_t pair) {
 }
 /// The two fp8 numbers in the lower 16 bits. Exact.
 PAGEDKV_DEVICE float2 unpack_e5m2(std::uint32_t pair) {
-#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 890
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= PAGEDKV_FP8_ARCH
   std::uint32_t halves = 0;
   asm("cvt.rn.f16x2.e5m2x2 %0, %1;" : "=r"(halves) : "h"(static_cast<std::uint16_t>(pair)));
   return unpack_f16(halves);

@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 /// \file
 /// decode_attention on the device: one query a sequence, paged, grouped queries, sliding window,
-/// every format and granularity but f32. The reader that scales of tokens and blocks need; correct
-/// first.
+/// every format and granularity. The reader that scales of tokens and blocks need; correct first.
 ///
 /// A context is split; a block of four warps takes a split for a few query heads of one KV head, a
 /// warp every fourth token, each lane head_dim / 32 elements. Warps are merged in shared memory,
@@ -51,7 +50,12 @@ struct LanePart {
 
   PAGEDKV_DEVICE void load(std::byte const* vector, std::int32_t lane) {
     std::byte const* const from = vector + lane * (bits / 8);
-    if constexpr (bits == 128) {
+    if constexpr (bits == 256) {
+      uint4 const low = reinterpret_cast<uint4 const*>(from)[0];
+      uint4 const high = reinterpret_cast<uint4 const*>(from)[1];
+      words[0] = low.x, words[1] = low.y, words[2] = low.z, words[3] = low.w;
+      words[4] = high.x, words[5] = high.y, words[6] = high.z, words[7] = high.w;
+    } else if constexpr (bits == 128) {
       uint4 const part = *reinterpret_cast<uint4 const*>(from);
       words[0] = part.x, words[1] = part.y, words[2] = part.z, words[3] = part.w;
     } else if constexpr (bits == 64) {
@@ -302,6 +306,7 @@ inline cudaError_t decode_attention(KvView const& view, std::int32_t layer_index
   a.block_tokens = Divider(view.block_tokens);
   std::int32_t const heads = view.num_kv_heads;
   switch (layer.k.format.element) {
+    case Element::f32: return decode_stored<Element::f32>(a, heads, stream);
     case Element::f16: return decode_stored<Element::f16>(a, heads, stream);
     case Element::bf16: return decode_stored<Element::bf16>(a, heads, stream);
     case Element::fp8_e4m3: return decode_stored<Element::fp8_e4m3>(a, heads, stream);

@@ -197,6 +197,7 @@ cudaError_t gather_to(GatherCall const& call) {
     return error == cudaSuccess ? gather_any_side(call, call.args.v) : error;
   }
   switch (call.stored) {
+    case Element::f32: return launch_gather<Element::f32, out>(call);
     case Element::f16: return launch_gather<Element::f16, out>(call);
     case Element::bf16: return launch_gather<Element::bf16, out>(call);
     case Element::fp8_e4m3: return launch_gather<Element::fp8_e4m3, out>(call);

@@ -12,14 +12,16 @@
 /// scales are those of `cpu::scalar`, bit for bit; what a gather reads is too, all NaN being one.
 ///
 /// Rows and blocks that are aligned to 16 bytes in every stride, with a head_dim that 16 divides,
-/// go through 16-byte accesses; everything else works, element by element. Pools of f32 don't.
+/// go through 16-byte accesses; everything else works, element by element.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 
 #include <pagedkv/data/cuda/arguments.hpp>
 #include <pagedkv/data/cuda/runtime_types.hpp>
 #include <pagedkv/data/kv_view.hpp>
+#include <pagedkv/data/rope.hpp>
 #include <pagedkv/types.hpp>
 #include <pagedkv/version.hpp>
 
@@ -31,6 +33,16 @@ namespace cuda {
 /// order, and all at offsets below a run's first are written.
 [[nodiscard]] cudaError_t write_kv(KvView const& view, std::int32_t layer, KvRows const& k,
                                    KvRows const& v, WriteSlots const& to, cudaStream_t stream);
+
+/// The same with K rotated on its way to the quantizer: the bytes that `write_kv` stores of K in
+/// f32, each vector by `rotate_vector`. V stays as it is, and so do the rows. Still one launch.
+/// `rope`: pointers into device memory. `cudaErrorInvalidValue` also where one is null, or
+/// rotary_dim is odd, 0 or above the head_dim of K.
+///
+/// A rotary_dim that 16 divides and tables aligned to 16 bytes go through 16-byte accesses.
+[[nodiscard]] cudaError_t write_kv_rope(KvView const& view, std::int32_t layer, KvRows const& k,
+                                        KvRows const& v, Rope const& rope, WriteSlots const& to,
+                                        cudaStream_t stream);
 
 /// Runs the copy plan: all layers, K, V and the scales beside them, one launch.
 /// `device_layers`: view.layers copied to device memory. `copies`: [num_copies], on the device; one
@@ -58,6 +70,17 @@ namespace cuda {
 [[nodiscard]] cudaError_t decode_attention(KvView const& view, std::int32_t layer,
                                            DecodeBatch const& batch, DecodeQueries const& queries,
                                            DecodeOptions const& options, cudaStream_t stream);
+
+/// Raises a layer's row of the table to what K and V of a step have: over many steps, what
+/// `quant::CalibrationObserver` sees (a per_tensor amax is the largest of its heads'), bit for bit;
+/// infinities and NaN count for nothing. `workspace`: device memory of `bytes`, at least
+/// `calibrate_amax_workspace`, aligned to 256 bytes; steps on one stream may share it. Two
+/// launches.
+[[nodiscard]] cudaError_t calibrate_amax(AmaxTable const& table, std::int32_t layer,
+                                         AmaxStep const& step, void* workspace, std::size_t bytes,
+                                         cudaStream_t stream);
+/// The bytes that its workspace needs for this table, whatever the step.
+[[nodiscard]] cudaError_t calibrate_amax_workspace(AmaxTable const& table, std::size_t& bytes);
 
 /// Applies a step's row moves, in order, then its changes.
 [[nodiscard]] cudaError_t update_tables(DeviceTable const& table, TableUpdates const& updates,

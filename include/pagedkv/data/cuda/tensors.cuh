@@ -133,8 +133,7 @@ template <class Rows>
 bool side_works(KvTensor const& t, Rows const& rows) {
   if (t.head_dim == 0) return true;
   return t.head_dim > 0 && t.head_dim <= max_head_dim && is_valid(t.format) &&
-         t.format.element != Element::f32 && is_row_element(rows.element) && rows.data != nullptr &&
-         t.data != nullptr &&
+         is_row_element(rows.element) && rows.data != nullptr && t.data != nullptr &&
          (t.scales != nullptr) == (t.format.granularity != Granularity::none) &&
          is_aligned(rows_args(rows), natural_alignment(rows.element)) &&
          is_aligned(pool_args(t), natural_alignment(t.format.element));

@@ -7,6 +7,9 @@
 ///     per_token_head               the same, and the lanes of a vector find its scale together
 ///     per_block_head               a block of threads: one head of one block of the pool
 ///
+/// Each comes in two: as it is, and with K rotated while it is loaded (rope.cuh), f32 from there
+/// on.
+///
 /// Launchers are templates of the input's element; `cuda::write_kv<in, format>` is one kernel of
 /// one's own choice.
 #pragma once
@@ -17,6 +20,7 @@
 #include <pagedkv/data/cuda/arguments.hpp>
 #include <pagedkv/data/cuda/chunk.cuh>
 #include <pagedkv/data/cuda/device.cuh>
+#include <pagedkv/data/cuda/rope.cuh>
 #include <pagedkv/data/cuda/tensors.cuh>
 #include <pagedkv/data/kv_view.hpp>
 
@@ -27,6 +31,7 @@ namespace detail {
 struct WriteArgs {
   SideArgs k;
   SideArgs v;
+  Rope rope;  ///< read by kernels that rotate
   Slot const* slots = nullptr;
   std::int64_t num_tokens = 0;
   std::int64_t num_slots = 0;
@@ -70,6 +75,20 @@ PAGEDKV_DEVICE void load_side(SideArgs const& side, WritePlace const& at, std::i
   constexpr std::int64_t bytes = Chunk<in>::num_words * 4;
   load_chunk(side.rows.vector(at.token, at.head) + chunk * bytes, x);
 }
+/// What K is between its load and its store.
+template <Element in, bool rotates>
+inline constexpr Element k_element = rotates ? Element::f32 : in;
+
+template <Element in, Element out, bool rotates>
+PAGEDKV_DEVICE void load_k(WriteArgs const& a, WritePlace const& at, std::int32_t chunk,
+                           Chunk<k_element<in, rotates>>& x) {
+  if constexpr (rotates) {
+    load_turned<in, out>(a.rope, rope_row_of(a.rope, at.token), a.k.rows.vector(at.token, at.head),
+                         chunk, x);
+  } else {
+    load_side(a.k, at, chunk, x);
+  }
+}
 template <Element in, Element out>
 PAGEDKV_DEVICE void store_side(SideArgs const& side, WritePlace const& at, std::int32_t chunk,
                                Chunk<in> const& x, InverseScale inverse, float zero) {
@@ -87,8 +106,8 @@ PAGEDKV_DEVICE InverseScale static_inverse(SideArgs const& side, WritePlace cons
 
 // ---- none, per_tensor, per_head -----------------------------------------------------------------
 
-template <Element in, Element out>
-PAGEDKV_KERNEL(256, in == Element::f32 && quant::is_unscaled(out) ? 4 : 6)
+template <Element in, Element out, bool rotates>
+PAGEDKV_KERNEL(256, rotates || (in == Element::f32 && quant::is_unscaled(out)) ? 4 : 6)
 write_static(WriteArgs const a) {
   wait_for_previous_kernel();
   auto const [vector, part] = a.chunks.divide(thread_index());
@@ -101,13 +120,13 @@ write_static(WriteArgs const a) {
   constexpr bool together = in != Element::f32;
   InverseScale k_inverse{};
   InverseScale v_inverse{};
-  Chunk<in> k{};
+  Chunk<k_element<in, rotates>> k{};
   Chunk<in> v{};
   if (has_k) k_inverse = static_inverse<out>(a.k, at);
   if (together && has_v) v_inverse = static_inverse<out>(a.v, at);
-  if (has_k) load_side(a.k, at, chunk, k);
+  if (has_k) load_k<in, out, rotates>(a, at, chunk, k);
   if (together && has_v) load_side(a.v, at, chunk, v);
-  if (has_k) store_side<in, out>(a.k, at, chunk, k, k_inverse, 0.0F);
+  if (has_k) store_side<k_element<in, rotates>, out>(a.k, at, chunk, k, k_inverse, 0.0F);
   if (!together && has_v) v_inverse = static_inverse<out>(a.v, at);
   if (!together && has_v) load_side(a.v, at, chunk, v);
   allow_next_kernel();
@@ -143,7 +162,7 @@ PAGEDKV_DEVICE void store_scaled_side(SideArgs const& side, WritePlace const& at
 
 /// Every lane stays to the end: neighbours, as many as a vector has chunks (rounded up to a power
 /// of two), find its scale together.
-template <Element in, Element out>
+template <Element in, Element out, bool rotates>
 PAGEDKV_KERNEL(256, in == Element::f32 ? 2 : 4)
 write_per_token_head(WriteArgs const a) {
   wait_for_previous_kernel();
@@ -153,9 +172,9 @@ write_per_token_head(WriteArgs const a) {
   std::int32_t const chunk = static_cast<std::int32_t>(index) & (lanes - 1);
   bool const has_k = at.exists && chunk * chunk_elements < a.k.dim;
   bool const has_v = at.exists && chunk * chunk_elements < a.v.dim;
-  Chunk<in> k{};
+  Chunk<k_element<in, rotates>> k{};
   Chunk<in> v{};
-  if (has_k) load_side(a.k, at, chunk, k);
+  if (has_k) load_k<in, out, rotates>(a, at, chunk, k);
   if (has_v) load_side(a.v, at, chunk, v);
   allow_next_kernel();
   using Found = typename FoundFor<out>::type;
@@ -167,7 +186,7 @@ write_per_token_head(WriteArgs const a) {
     k_found.join(distance);
     v_found.join(distance);
   }
-  if (has_k) store_scaled_side<in, out>(a.k, at, chunk, k, k_found.scale(out));
+  if (has_k) store_scaled_side<k_element<in, rotates>, out>(a.k, at, chunk, k, k_found.scale(out));
   if (has_v) store_scaled_side<in, out>(a.v, at, chunk, v, v_found.scale(out));
 }
 
@@ -185,6 +204,7 @@ static_assert(sizeof(RunEntry) == sizeof(BlockRun));
 struct BlockWriteArgs {
   SideArgs k;
   SideArgs v;
+  Rope rope;  ///< read by kernels that rotate
   bool k_is_vectorizable = false;
   bool v_is_vectorizable = false;
   RunEntry const* runs = nullptr;
@@ -193,13 +213,24 @@ struct BlockWriteArgs {
   std::int32_t block_tokens = 0;
 };
 
+/// The side of K or V, number by number: nvcc 13.0 selects the struct as a whole wrongly (its `dim`
+/// is K's for both), which only the layer that runs PTX sees.
+PAGEDKV_DEVICE SideArgs side_of(BlockWriteArgs const& a, bool is_k) {
+  SideArgs side = is_k ? a.k : a.v;
+  side.dim = is_k ? a.k.dim : a.v.dim;
+  return side;
+}
+
 /// A head's K or V, chunk by chunk, through 16-byte accesses or number by number.
-template <Element in, Element out>
+template <Element in, Element out, bool rotates>
 struct BlockSide {
+  using Loaded = Chunk<k_element<in, rotates>>;
+
   SideArgs side;
   bool is_vectorizable;
   std::int64_t block;
   std::int64_t head;
+  Rope rope;  ///< of V, which isn't rotated: none
 
   [[nodiscard]] PAGEDKV_DEVICE std::int32_t num_chunks() const {
     return (side.dim + chunk_elements - 1) / chunk_elements;
@@ -209,8 +240,9 @@ struct BlockSide {
     return left < chunk_elements ? left : chunk_elements;
   }
   /// What is missing of a last chunk reads as 0.
-  PAGEDKV_DEVICE void load(std::int64_t token, std::int32_t chunk, Chunk<in>& x) const {
+  PAGEDKV_DEVICE void load(std::int64_t token, std::int32_t chunk, Loaded& x) const {
     std::byte const* const vector = side.rows.vector(token, head);
+    if constexpr (rotates) return load_and_turn(token, vector, chunk, x);
     if (is_vectorizable) return load_chunk(vector + chunk * Chunk<in>::num_words * 4, x);
     PAGEDKV_UNROLL_ALL
     for (std::int32_t i = 0; i < chunk_elements; ++i) {
@@ -224,6 +256,17 @@ struct BlockSide {
         std::uint32_t const half = reinterpret_cast<std::uint16_t const*>(vector)[element];
         x.words[i / 2] |= half << (i % 2 * 16);
       }
+    }
+  }
+  PAGEDKV_DEVICE void load_and_turn(std::int64_t token, std::byte const* vector, std::int32_t chunk,
+                                    Chunk<Element::f32>& x) const {
+    RopeRow const row = rope_row_of(rope, token);
+    if (is_vectorizable) return load_turned<in, out>(rope, row, vector, chunk, x);
+    PAGEDKV_UNROLL_ALL
+    for (std::int32_t i = 0; i < chunk_elements; ++i) {
+      x.words[i] = 0;
+      if (i >= size_of(chunk)) continue;
+      x.words[i] = bits_of(turned_number(rope, row, in, vector, chunk * chunk_elements + i));
     }
   }
   [[nodiscard]] PAGEDKV_DEVICE std::byte* stored(std::int64_t offset, std::int32_t chunk) const {
@@ -287,7 +330,7 @@ PAGEDKV_DEVICE float block_amax(Amax found) {
 }
 
 /// Block (x, y, z): run x, head y, K or V.
-template <Element in, Element out>
+template <Element in, Element out, bool rotates>
 PAGEDKV_KERNEL(block_write_threads, 4)
 write_per_block_head(BlockWriteArgs const a) {
   wait_for_previous_kernel();
@@ -296,15 +339,16 @@ write_per_block_head(BlockWriteArgs const a) {
                        run.count > 0 && run.count <= a.block_tokens - run.offset;
   bool const in_step = run.first_token >= 0 && run.first_token <= a.num_tokens - run.count;
   bool const is_k = blockIdx.z == 0;
-  BlockSide<in, out> const s{is_k ? a.k : a.v, is_k ? a.k_is_vectorizable : a.v_is_vectorizable,
-                             run.block, static_cast<std::int64_t>(blockIdx.y)};
+  using Side = BlockSide<in, out, rotates>;
+  Side const s{side_of(a, is_k), is_k ? a.k_is_vectorizable : a.v_is_vectorizable, run.block,
+               static_cast<std::int64_t>(blockIdx.y), is_k ? a.rope : Rope{}};
   if (!in_pool || !in_step || s.side.dim == 0) return;
   auto const thread = static_cast<std::int32_t>(threadIdx.x);
   std::int32_t const chunks = s.num_chunks();
 
   Amax found;
   for (std::int32_t i = thread; i < run.count * chunks; i += block_write_threads) {
-    Chunk<in> x;
+    typename Side::Loaded x;
     s.load(run.first_token + i / chunks, i % chunks, x);
     add_chunk(x, found);
   }
@@ -322,7 +366,7 @@ write_per_block_head(BlockWriteArgs const a) {
     s.store(i / chunks, i % chunks, codes);
   }
   for (std::int32_t i = thread; i < run.count * chunks; i += block_write_threads) {
-    Chunk<in> x;
+    typename Side::Loaded x;
     Chunk<out> codes;
     s.load(run.first_token + i / chunks, i % chunks, x);
     encode_chunk(x, inverse, 0.0F, codes);
@@ -335,6 +379,7 @@ write_per_block_head(BlockWriteArgs const a) {
 
 struct AnyWriteArgs {
   SideArgs side;
+  Rope rope;  ///< without positions: nothing is rotated
   Element in = Element::f32;
   Element out = Element::f16;
   Slot const* slots = nullptr;
@@ -367,13 +412,15 @@ write_any(AnyWriteArgs const a) {
   std::int32_t const dim = a.side.dim;
   std::byte const* const row = a.side.rows.vector(at.token, at.head);
   std::byte* const to = a.side.pool.vector(at.block, at.offset, at.head);
+  RopeRow const turn = rope_row_of(a.rope, at.token);
+  auto const number = [&](std::int32_t i) { return turned_number(a.rope, turn, a.in, row, i); };
   AffineScale scale{1.0F, 0.0F};
   if constexpr (is_dynamic) {
     Amax amax;
     Range range;
     for (std::int32_t i = lane; i < dim; i += 32) {
-      amax.add(load_number(a.in, row, i));
-      range.add(load_number(a.in, row, i));
+      amax.add(number(i));
+      range.add(number(i));
     }
     for (std::int32_t distance = 16; distance > 0; distance /= 2) {
       amax.join(distance);
@@ -387,16 +434,14 @@ write_any(AnyWriteArgs const a) {
   InverseScale const inverse = quant::inverse({scale.scale});
   if (a.out == Element::int4) {
     for (std::int32_t i = 2 * lane; i < dim; i += 64) {
-      std::uint32_t code = any_code(a.out, load_number(a.in, row, i), inverse, scale.zero);
-      if (i + 1 < dim) {
-        code |= any_code(a.out, load_number(a.in, row, i + 1), inverse, scale.zero) << 4;
-      }
+      std::uint32_t code = any_code(a.out, number(i), inverse, scale.zero);
+      if (i + 1 < dim) code |= any_code(a.out, number(i + 1), inverse, scale.zero) << 4;
       to[i / 2] = static_cast<std::byte>(code);
     }
     return;
   }
   for (std::int32_t i = lane; i < dim; i += 32) {
-    float const x = load_number(a.in, row, i);
+    float const x = number(i);
     if (quant::is_unscaled(a.out)) {
       store_number(a.out, to, i, x);
     } else {
@@ -411,6 +456,7 @@ write_any(AnyWriteArgs const a) {
 struct WriteCall {
   SideArgs k;
   SideArgs v;
+  Rope rope;  ///< of K; without positions: nothing is rotated
   KvFormat format;
   Element in = Element::f32;
   std::int32_t num_heads = 0;
@@ -420,8 +466,12 @@ struct WriteCall {
   cudaStream_t stream = nullptr;
 
   [[nodiscard]] std::int64_t num_vectors() const { return to.num_tokens * num_heads; }
+  [[nodiscard]] bool k_is_vectorizable() const {
+    return detail::is_vectorizable(k, format.element) &&
+           (rope.positions == nullptr || detail::is_vectorizable(rope));
+  }
   [[nodiscard]] bool is_vectorizable() const {
-    return (k.dim == 0 || detail::is_vectorizable(k, format.element)) &&
+    return (k.dim == 0 || k_is_vectorizable()) &&
            (v.dim == 0 || detail::is_vectorizable(v, format.element));
   }
 };
@@ -433,10 +483,11 @@ cudaError_t launch_write(WriteCall const& call, void (*kernel)(Args), dim3 grid,
                              : launch(kernel, grid, threads, 0, call.stream, args);
 }
 
-inline cudaError_t write_any_side(WriteCall const& call, SideArgs const& side) {
+inline cudaError_t write_any_side(WriteCall const& call, SideArgs const& side, Rope const& rope) {
   if (side.dim == 0) return cudaSuccess;
   AnyWriteArgs args;
   args.side = side;
+  args.rope = rope;
   args.in = call.in;
   args.out = call.format.element;
   args.slots = call.to.slots;
@@ -450,14 +501,15 @@ inline cudaError_t write_any_side(WriteCall const& call, SideArgs const& side) {
   return launch_write(call, is_dynamic ? &write_any<true> : &write_any<false>, blocks, 128, args);
 }
 inline cudaError_t write_any_sides(WriteCall const& call) {
-  cudaError_t const error = write_any_side(call, call.k);
-  return error == cudaSuccess ? write_any_side(call, call.v) : error;
+  cudaError_t const error = write_any_side(call, call.k, call.rope);
+  return error == cudaSuccess ? write_any_side(call, call.v, {}) : error;
 }
 
 inline WriteArgs write_args(WriteCall const& call) {
   WriteArgs args;
   args.k = call.k;
   args.v = call.v;
+  args.rope = call.rope;
   args.slots = call.to.slots;
   args.num_tokens = call.to.num_tokens;
   args.num_slots = std::int64_t{call.num_blocks} * call.block_tokens;
@@ -470,25 +522,25 @@ inline WriteArgs write_args(WriteCall const& call) {
   return args;
 }
 
-template <Element in, Element out>
+template <Element in, Element out, bool rotates>
 cudaError_t launch_static(WriteCall const& call) {
   if (!call.is_vectorizable()) return write_any_sides(call);
   WriteArgs const args = write_args(call);
   unsigned const blocks = blocks_of(call.num_vectors() * args.chunks.divisor, 256);
   if (blocks == 0) return cudaErrorInvalidValue;
-  return launch_write(call, &write_static<in, out>, blocks, 256, args);
+  return launch_write(call, &write_static<in, out, rotates>, blocks, 256, args);
 }
 
-template <Element in, Element out>
+template <Element in, Element out, bool rotates>
 cudaError_t launch_per_token_head(WriteCall const& call) {
   WriteArgs const args = write_args(call);
   if (!call.is_vectorizable() || args.lanes_log2 > 5) return write_any_sides(call);
   unsigned const blocks = blocks_of(call.num_vectors() << args.lanes_log2, 256);
   if (blocks == 0) return cudaErrorInvalidValue;
-  return launch_write(call, &write_per_token_head<in, out>, blocks, 256, args);
+  return launch_write(call, &write_per_token_head<in, out, rotates>, blocks, 256, args);
 }
 
-template <Element in, Element out>
+template <Element in, Element out, bool rotates>
 cudaError_t launch_per_block_head(WriteCall const& call) {
   if (call.to.num_runs == 0) return cudaSuccess;
   if (call.to.num_runs < 0 || call.to.runs == nullptr || call.num_heads > 65535) {
@@ -497,7 +549,8 @@ cudaError_t launch_per_block_head(WriteCall const& call) {
   BlockWriteArgs args;
   args.k = call.k;
   args.v = call.v;
-  args.k_is_vectorizable = is_vectorizable(call.k, out);
+  args.rope = call.rope;
+  args.k_is_vectorizable = call.k_is_vectorizable();
   args.v_is_vectorizable = is_vectorizable(call.v, out);
   args.runs = reinterpret_cast<RunEntry const*>(call.to.runs);
   args.num_tokens = call.to.num_tokens;
@@ -505,82 +558,94 @@ cudaError_t launch_per_block_head(WriteCall const& call) {
   args.block_tokens = call.block_tokens;
   dim3 const grid(static_cast<unsigned>(call.to.num_runs), static_cast<unsigned>(call.num_heads),
                   2);
-  return launch_write(call, &write_per_block_head<in, out>, grid, block_write_threads, args);
+  return launch_write(call, &write_per_block_head<in, out, rotates>, grid, block_write_threads,
+                      args);
 }
 
 }  // namespace detail
 
-/// One kernel: the format of both tensors is `{out, granularity}`, the rows' element is `in`.
-template <Element in, Element out, Granularity granularity>
+/// One kernel: the format of both tensors is `{out, granularity}`, the rows' element is `in`, and
+/// `rotates` says whether the call has a rope.
+template <Element in, Element out, Granularity granularity, bool rotates = false>
 cudaError_t write_kv(detail::WriteCall const& call) {
-  static_assert(detail::is_row<in> && out != Element::f32);
+  static_assert(detail::is_row<in>);
   static_assert(is_valid(KvFormat{out, granularity}), "no such format");
   if constexpr (granularity == Granularity::per_block_head) {
-    return detail::launch_per_block_head<in, out>(call);
+    return detail::launch_per_block_head<in, out, rotates>(call);
   } else if constexpr (granularity == Granularity::per_token_head) {
-    return detail::launch_per_token_head<in, out>(call);
+    return detail::launch_per_token_head<in, out, rotates>(call);
   } else {
-    return detail::launch_static<in, out>(call);
+    return detail::launch_static<in, out, rotates>(call);
   }
 }
 
 namespace detail {
 
-template <Element in, Element out>
+template <Element in, Element out, bool rotates>
 cudaError_t write_fp8(WriteCall const& call) {
   switch (call.format.granularity) {
-    case Granularity::per_token_head: return launch_per_token_head<in, out>(call);
-    case Granularity::per_block_head: return launch_per_block_head<in, out>(call);
-    default: return launch_static<in, out>(call);
+    case Granularity::per_token_head: return launch_per_token_head<in, out, rotates>(call);
+    case Granularity::per_block_head: return launch_per_block_head<in, out, rotates>(call);
+    default: return launch_static<in, out, rotates>(call);
   }
 }
 
 /// All formats for rows of one element.
-template <Element in>
+template <Element in, bool rotates>
 cudaError_t write_from(WriteCall const& call) {
   switch (call.format.element) {
-    case Element::f16: return launch_static<in, Element::f16>(call);
-    case Element::bf16: return launch_static<in, Element::bf16>(call);
-    case Element::fp8_e4m3: return write_fp8<in, Element::fp8_e4m3>(call);
-    case Element::fp8_e5m2: return write_fp8<in, Element::fp8_e5m2>(call);
+    case Element::f32: return launch_static<in, Element::f32, rotates>(call);
+    case Element::f16: return launch_static<in, Element::f16, rotates>(call);
+    case Element::bf16: return launch_static<in, Element::bf16, rotates>(call);
+    case Element::fp8_e4m3: return write_fp8<in, Element::fp8_e4m3, rotates>(call);
+    case Element::fp8_e5m2: return write_fp8<in, Element::fp8_e5m2, rotates>(call);
     case Element::int8:
       return call.format.granularity == Granularity::per_token_head
-                 ? launch_per_token_head<in, Element::int8>(call)
-                 : launch_static<in, Element::int8>(call);
-    case Element::int8_asym: return launch_per_token_head<in, Element::int8_asym>(call);
-    case Element::int4: return launch_per_token_head<in, Element::int4>(call);
+                 ? launch_per_token_head<in, Element::int8, rotates>(call)
+                 : launch_static<in, Element::int8, rotates>(call);
+    case Element::int8_asym: return launch_per_token_head<in, Element::int8_asym, rotates>(call);
+    case Element::int4: return launch_per_token_head<in, Element::int4, rotates>(call);
     default: return cudaErrorInvalidValue;
   }
 }
 
 /// Where a program compiles the kernels of each input elsewhere, it says so before this.
 #if defined(PAGEDKV_CUDA_KERNELS_COMPILED)
-extern template cudaError_t write_from<Element::f32>(WriteCall const& call);
-extern template cudaError_t write_from<Element::f16>(WriteCall const& call);
-extern template cudaError_t write_from<Element::bf16>(WriteCall const& call);
+extern template cudaError_t write_from<Element::f32, false>(WriteCall const& call);
+extern template cudaError_t write_from<Element::f16, false>(WriteCall const& call);
+extern template cudaError_t write_from<Element::bf16, false>(WriteCall const& call);
+extern template cudaError_t write_from<Element::f32, true>(WriteCall const& call);
+extern template cudaError_t write_from<Element::f16, true>(WriteCall const& call);
+extern template cudaError_t write_from<Element::bf16, true>(WriteCall const& call);
 #endif
 
-inline cudaError_t write_call(WriteCall const& call) {
+template <bool rotates>
+cudaError_t write_call(WriteCall const& call) {
   switch (call.in) {
-    case Element::f32: return write_from<Element::f32>(call);
-    case Element::f16: return write_from<Element::f16>(call);
-    case Element::bf16: return write_from<Element::bf16>(call);
+    case Element::f32: return write_from<Element::f32, rotates>(call);
+    case Element::f16: return write_from<Element::f16, rotates>(call);
+    case Element::bf16: return write_from<Element::bf16, rotates>(call);
     default: return cudaErrorInvalidValue;
   }
 }
 
-/// See operations.hpp. One launch where K and V agree in format and input, else one each.
-inline cudaError_t write_kv(KvView const& view, std::int32_t layer_index, KvRows const& k,
-                            KvRows const& v, WriteSlots const& to, cudaStream_t stream) {
+/// K and V of a step for a layer; `rotates` says whether there is a rope. One launch where K and V
+/// agree in format and input, else one each: V's never rotates.
+template <bool rotates>
+cudaError_t write_layer(KvView const& view, std::int32_t layer_index, KvRows const& k,
+                        KvRows const& v, Rope const& rope, WriteSlots const& to,
+                        cudaStream_t stream) {
   if (!view_works(view, layer_index)) return cudaErrorInvalidValue;
   if (to.num_tokens == 0) return cudaSuccess;
   KvLayer const& layer = view.layers[static_cast<std::size_t>(layer_index)];
   if (to.num_tokens < 0 || !side_works(layer.k, k) || !side_works(layer.v, v)) {
     return cudaErrorInvalidValue;
   }
+  if (rotates && !rope_works(rope, layer.k.head_dim)) return cudaErrorInvalidValue;
   WriteCall call;
   call.k = side_args(layer.k, k);
   call.v = side_args(layer.v, v);
+  call.rope = rope;
   call.format = layer.k.format;
   call.in = k.element;
   call.num_heads = view.num_kv_heads;
@@ -593,15 +658,28 @@ inline cudaError_t write_kv(KvView const& view, std::int32_t layer_index, KvRows
       (layer.v.head_dim > 0 && layer.v.format.granularity != Granularity::per_block_head);
   if (needs_slots && to.slots == nullptr) return cudaErrorInvalidValue;
   if (layer.v.head_dim == 0 || (layer.k.format == layer.v.format && k.element == v.element)) {
-    return write_call(call);
+    return write_call<rotates>(call);
   }
   WriteCall second = call;
   call.v = {};
   second.k = {};
+  second.rope = {};
   second.format = layer.v.format;
   second.in = v.element;
-  cudaError_t const error = write_call(call);
-  return error == cudaSuccess ? write_call(second) : error;
+  cudaError_t const error = write_call<rotates>(call);
+  return error == cudaSuccess ? write_call<false>(second) : error;
+}
+
+/// See operations.hpp.
+inline cudaError_t write_kv(KvView const& view, std::int32_t layer, KvRows const& k,
+                            KvRows const& v, WriteSlots const& to, cudaStream_t stream) {
+  return write_layer<false>(view, layer, k, v, {}, to, stream);
+}
+/// See operations.hpp.
+inline cudaError_t write_kv_rope(KvView const& view, std::int32_t layer, KvRows const& k,
+                                 KvRows const& v, Rope const& rope, WriteSlots const& to,
+                                 cudaStream_t stream) {
+  return write_layer<true>(view, layer, k, v, rope, to, stream);
 }
 
 }  // namespace detail

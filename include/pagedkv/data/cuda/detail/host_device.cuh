@@ -12,6 +12,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
+#include <functional>
 #include <limits>
 #include <tuple>
 #include <type_traits>
@@ -122,6 +123,8 @@ struct Launch {
 };
 
 cudaError_t run(Launch const& launch);
+/// Runs `work` when somebody waits for the stream; the null stream: now.
+cudaError_t enqueue(cudaStream_t stream, std::function<cudaError_t()> work);
 /// All threads of the block meet; gives what the kind says of their values.
 std::uint64_t meet_block(Collective kind, std::uint64_t value, Site site);
 /// The lanes of `mask` meet. argument and width: of a shuffle.
@@ -170,7 +173,7 @@ namespace detail {
 
 template <class... Params, class... Args>
 cudaError_t launch_with(bool dependent, void (*kernel)(Params...), dim3 grid, dim3 block,
-                        std::size_t shared_bytes, Args&&... args) {
+                        std::size_t shared_bytes, cudaStream_t stream, Args&&... args) {
   struct Call {
     void (*kernel)(Params...);
     std::tuple<Params...> arguments;
@@ -181,22 +184,27 @@ cudaError_t launch_with(bool dependent, void (*kernel)(Params...), dim3 grid, di
     std::tuple<Params...> own = c.arguments;  // every thread has its parameters
     std::apply(c.kernel, own);
   };
-  return emulated::run({grid, block, shared_bytes, dependent, body, &call});
+  return emulated::enqueue(stream, [=] {
+    return emulated::run({grid, block, shared_bytes, dependent, body, &call});
+  });
 }
 
 }  // namespace detail
 
-/// Runs `kernel(args...)` to its end. An error is a wrong configuration, or cudaErrorLaunchFailure
-/// when the executor found a fault: emulated::take_faults() tells which.
+/// Runs `kernel(args...)` to its end: now on the null stream, on others when somebody waits for
+/// them. An error is a wrong configuration, or cudaErrorLaunchFailure when the executor found a
+/// fault: emulated::take_faults() tells which.
 template <class... Params, class... Args>
 cudaError_t launch(void (*kernel)(Params...), dim3 grid, dim3 block, std::size_t shared_bytes,
-                   cudaStream_t /*stream*/, Args&&... args) {
-  return detail::launch_with(false, kernel, grid, block, shared_bytes, std::forward<Args>(args)...);
+                   cudaStream_t stream, Args&&... args) {
+  return detail::launch_with(false, kernel, grid, block, shared_bytes, stream,
+                             std::forward<Args>(args)...);
 }
 template <class... Params, class... Args>
 cudaError_t launch_dependent(void (*kernel)(Params...), dim3 grid, dim3 block,
-                             std::size_t shared_bytes, cudaStream_t /*stream*/, Args&&... args) {
-  return detail::launch_with(true, kernel, grid, block, shared_bytes, std::forward<Args>(args)...);
+                             std::size_t shared_bytes, cudaStream_t stream, Args&&... args) {
+  return detail::launch_with(true, kernel, grid, block, shared_bytes, stream,
+                             std::forward<Args>(args)...);
 }
 inline void wait_for_previous_kernel() { emulated::waited_for_previous_kernel(); }
 inline void allow_next_kernel() {}

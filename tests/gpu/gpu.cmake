@@ -1,0 +1,51 @@
+# SPDX-License-Identifier: Apache-2.0
+# The benchmarks for a device, on the executor: whether they run and compare what they should. Their
+# times mean nothing there. The report of scripts/gpu-check is tested on numbers made up.
+if(PAGEDKV_BUILD_BENCHMARKS)
+  find_package(benchmark QUIET)
+endif()
+if(TARGET benchmark::benchmark)
+  add_executable(cuda_data_emulated ${PROJECT_SOURCE_DIR}/benchmarks/cuda_data.cpp)
+  target_link_libraries(cuda_data_emulated PRIVATE pagedkv_cuda_emulated pagedkv::pagedkv
+                                                   benchmark::benchmark)
+  target_include_directories(cuda_data_emulated PRIVATE ${PROJECT_SOURCE_DIR}/benchmarks)
+  add_test(NAME emulated.cuda_data COMMAND cuda_data_emulated --benchmark_min_time=0
+           "--benchmark_filter=/64/|decode_attention/fp8_e4m3/per_token_head/1024")
+  set_tests_properties(emulated.cuda_data PROPERTIES LABELS emulated TIMEOUT 300)
+endif()
+find_package(Python3 3.8 COMPONENTS Interpreter QUIET)
+if(Python3_Interpreter_FOUND)
+  add_test(NAME gpu_check.report COMMAND ${Python3_EXECUTABLE}
+                                         ${CMAKE_CURRENT_SOURCE_DIR}/gpu/report_test.py)
+  set_tests_properties(gpu_check.report PROPERTIES LABELS programs TIMEOUT 60)
+endif()
+
+# gpu_tests: the kernels' tests on a device, on the library's own CUDA code. Which of
+# emulated/*_test.cpp they are: emulated/machine.hpp says.
+if(NOT PAGEDKV_HAS_CUDA)
+  add_test(NAME gpu COMMAND ${CMAKE_COMMAND} -E echo
+                            "skipped: built without CUDA (preset cuda builds with it)")
+  set_tests_properties(gpu PROPERTIES LABELS gpu SKIP_REGULAR_EXPRESSION skipped)
+  return()
+endif()
+
+set(gpu_sources)
+foreach(source IN LISTS emulated_tests)
+  file(STRINGS ${source} of_executor LIMIT_COUNT 1
+       REGEX "#include [<\"](pagedkv/data/cuda/.*\\.cuh|executor/|samples/|runtime)")
+  if(NOT of_executor)
+    list(APPEND gpu_sources ${source})
+  endif()
+endforeach()
+add_executable(gpu_tests ${gpu_sources} gpu/main.cpp)
+target_link_libraries(gpu_tests PRIVATE pagedkv_catch pagedkv::cuda pagedkv::pagedkv)
+target_include_directories(gpu_tests PRIVATE ${emulated_dir})
+target_precompile_headers(gpu_tests PRIVATE ${CMAKE_CURRENT_SOURCE_DIR}/support/catch.hpp
+                          <pagedkv/pagedkv.hpp>)
+
+foreach(source IN LISTS gpu_sources)
+  cmake_path(GET source STEM stem)
+  add_test(NAME gpu.${stem} COMMAND gpu_tests ${catch_args} -\# [\#${stem}])
+  set_tests_properties(gpu.${stem} PROPERTIES LABELS gpu TIMEOUT 300 SKIP_RETURN_CODE 77
+                                              RESOURCE_LOCK gpu)
+endforeach()

@@ -164,8 +164,11 @@ LoadedScales read_own(Source const& source, Json const& file) {
   }
   auto const* const version = detail::member(file, "version");
   if (version == nullptr || *version != format_version) {
-    fail(source.path, "the version is " + (version == nullptr ? "missing" : version->dump()) +
-                          fmt::format("; expected {}", format_version));
+    // Lists and objects by their kind: they may be nested deeper than the stack is.
+    auto const text = version == nullptr         ? "missing"
+                      : version->is_structured() ? std::string(version->type_name())
+                                                 : version->dump();
+    fail(source.path, fmt::format("the version is {}; expected {}", text, format_version));
   }
   refuse_unknown_fields(source, file, "the file",
                         {"format", "version", "model", "made", "element", "granularity", "layers"});

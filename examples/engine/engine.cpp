@@ -18,6 +18,12 @@ std::int32_t size_of(auto const& container) { return static_cast<std::int32_t>(c
 /// Requests are numbered in arrival order, their samples within.
 constexpr std::uint64_t numbers_per_request = 1U << 20;
 
+/// Where a sample's random numbers begin. A stream goes on in steps of one number: seeds apart by
+/// multiples of it would draw the same numbers, one token later.
+std::uint64_t sample_seed(std::uint64_t seed, std::int32_t index) {
+  return Random(seed ^ Random(static_cast<std::uint64_t>(index)).next()).next();
+}
+
 kv::BatchLimits batch_limits(ModelConfig const& config, kv::PlannerLimits const& limits) {
   // Without chunked prefill a longer prompt than the budget runs in a step of its own.
   std::int32_t const tokens = limits.chunked_prefill
@@ -74,7 +80,7 @@ struct Engine::Sample {
       : request(std::move(asked)),
         index(i),
         number(first_number + static_cast<std::uint64_t>(i)),
-        random(request->seed + static_cast<std::uint64_t>(i) * 0x9E3779B97F4A7C15ULL),
+        random(sample_seed(request->seed, i)),
         tokens(request->prompt) {}
 
   [[nodiscard]] std::int32_t num_output() const {
@@ -237,9 +243,7 @@ void Engine::admit(kv::PlannedRequest const& planned) {
   sample.sequence.emplace(std::move(*opened));
   sample.key.reset();
   std::int32_t const cached = sample.sequence->cached();
-  if (!std::exchange(sample.was_open, true)) {
-    sample.cached_tokens = std::min(cached, size_of(sample.request->prompt));
-  }
+  if (!std::exchange(sample.was_open, true)) sample.cached_tokens = cached;
   std::int32_t const count = std::min(planned.query.count, sample.sequence->size() - cached);
   admitted_.push_back({&sample, {cached, count}});
 }

@@ -226,6 +226,7 @@ void GgufFile::read(std::string const& name, std::int64_t rows, std::int64_t col
   read_.insert(name);
   auto const from = data_ + static_cast<std::size_t>(tensor.offset);
   dequantize(tensor.type, file_.bytes().subspan(from, static_cast<std::size_t>(tensor.bytes)), out);
+  if (auto const problem = weights_error(out); !problem.empty()) fail(name, problem);
 }
 
 void GgufFile::require_all_read() const {

@@ -53,7 +53,7 @@ class GgufFile {
     (void)tensor_of(name, rows, columns);
   }
   /// Writes the tensor to `out`: `rows` rows of `columns` numbers (`rows` 1: a vector). Throws
-  /// `LoadError` when it is missing or of another shape.
+  /// `LoadError` when it is missing, of another shape, or has a NaN or an infinity.
   void read(std::string const& name, std::int64_t rows, std::int64_t columns, std::span<float> out);
   /// Throws `LoadError` naming a tensor that `read` was never asked for: a model with more parts
   /// than are understood must not be run without them.

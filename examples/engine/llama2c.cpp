@@ -80,6 +80,7 @@ class Llama2cReader {
   void take(std::string_view what, std::span<float> to) {
     if (to.empty()) return;
     std::memcpy(to.data(), in_.take(to.size_bytes(), what).data(), to.size_bytes());
+    if (auto const problem = weights_error(to); !problem.empty()) in_.fail(what, problem);
   }
   template <class Part>
   void each(Model& model, std::string_view what, Part&& part) {

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "model.hpp"
 
+#include <algorithm>
 #include <array>
 #include <cmath>
 #include <utility>
@@ -56,6 +57,14 @@ std::string model_config_error(ModelConfig const& c) {
     return "norm_epsilon must be 0 or more";
   }
   return {};
+}
+
+std::string weights_error(std::span<float const> weights) {
+  auto const is_bad = [](float w) { return !std::isfinite(w); };
+  auto const bad = std::find_if(weights.begin(), weights.end(), is_bad);
+  if (bad == weights.end()) return {};
+  return "number " + std::to_string(bad - weights.begin()) + " is " + std::to_string(*bad) +
+         "; expected finite ones";
 }
 
 Model empty_model(ModelConfig const& config, bool tied_classifier) {

@@ -82,6 +82,9 @@ struct Model {
   }
 };
 
+/// What is wrong with a tensor's numbers: the first that isn't finite; empty if all are. O(n).
+[[nodiscard]] std::string weights_error(std::span<float const> weights);
+
 /// A model with all arrays of the right size, zero. Throws `std::invalid_argument` for a config
 /// that can't be.
 [[nodiscard]] Model empty_model(ModelConfig const& config, bool tied_classifier);

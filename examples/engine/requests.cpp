@@ -11,6 +11,7 @@
 #include <string_view>
 #include <utility>
 
+#include "support/json_text.hpp"
 #include "support/nearest.hpp"
 
 namespace engine {
@@ -31,7 +32,7 @@ class LineReader {
   Request read(std::string const& text) {
     try {
       json_ = parse(text);
-    } catch (Json::parse_error const& error) {
+    } catch (Json::exception const& error) {  // also a number that no double holds
       throw RequestError(place() + error.what());
     }
     if (!json_.is_object()) throw RequestError(place() + "expected an object in braces");
@@ -123,7 +124,8 @@ class LineReader {
                       (!value.is_number_unsigned() || value.get<std::uint64_t>() <= INT32_MAX) &&
                       value.get<std::int64_t>() >= low && value.get<std::int64_t>() <= high;
     if (!fits) {
-      fail(field, fmt::format("expected an integer from {} to {}, is {}", low, high, value.dump()));
+      fail(field, fmt::format("expected an integer from {} to {}, is {}", low, high,
+                              programs::shown(value)));
     }
     return value.get<std::int32_t>();
   }
@@ -132,7 +134,7 @@ class LineReader {
     Json const& value = json_["temperature"];
     double const number = value.is_number() ? value.get<double>() : -1.0;
     if (!(number >= 0.0) || number > 1e6) {
-      fail("temperature", "expected a number from 0 to 1e6, is " + value.dump());
+      fail("temperature", "expected a number from 0 to 1e6, is " + programs::shown(value));
     }
     return static_cast<float>(number);
   }

@@ -38,10 +38,12 @@ class VerbatimPieces {
   void add(std::string const& piece, std::int32_t id) {
     if (piece.empty()) return;
     pieces_.emplace_back(piece, id);
-    // The longest first, so that no piece hides another that begins with it.
+    begins_[static_cast<unsigned char>(piece.front())] = true;
+  }
+  /// Once all are there: the longest first, so that no piece hides another that begins with it.
+  void sort() {
     std::stable_sort(pieces_.begin(), pieces_.end(),
                      [](auto const& a, auto const& b) { return a.first.size() > b.first.size(); });
-    begins_[static_cast<unsigned char>(piece.front())] = true;
   }
   /// Calls `text(part)` and `token(id)` in order.
   template <class Text, class Token>
@@ -91,6 +93,7 @@ class VocabularyTokenizer : public Tokenizer {
         case TokenKind::byte: bytes_[static_cast<unsigned char>(piece.front())] = id; break;
       }
     }
+    verbatim_.sort();
   }
 
   [[nodiscard]] std::int32_t vocab_size() const final {
@@ -356,6 +359,10 @@ std::unique_ptr<Tokenizer> load_llama2c_tokenizer(std::string const& path,
   MappedFile const file(path);
   ByteReader in(file);
   auto const longest = in.read<std::int32_t>("longest token");
+  if (vocab_size < 3) {
+    in.fail("tokens", "expected at least 3 (unknown, begin and end), the model has " +
+                          std::to_string(vocab_size));
+  }
   Vocabulary vocabulary;
   for (std::int32_t id = 0; id < vocab_size; ++id) {
     auto const what = "token " + std::to_string(id);
@@ -399,6 +406,7 @@ class GgufTokenizerReader {
 
   Vocabulary vocabulary() const {
     auto const& tokens = file_.get<GgufFile::Strings>("tokenizer.ggml.tokens");
+    if (tokens.empty()) file_.fail("tokenizer.ggml.tokens", "expected at least one token");
     auto const kinds = numbers("tokenizer.ggml.token_type", tokens.size());
     Vocabulary all;
     auto const scores = file_.get_or<std::vector<double>>("tokenizer.ggml.scores", {});

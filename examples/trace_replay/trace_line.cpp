@@ -5,18 +5,15 @@
 
 #include <limits>
 
+#include "support/json_text.hpp"
+
 namespace replay {
 
 namespace {
 
 constexpr std::size_t no_index = std::numeric_limits<std::size_t>::max();
 
-/// The value as it stands in the file, cut where it gets long.
-std::string shown(Json const& value) {
-  std::string text = value.dump(-1, ' ', false, Json::error_handler_t::replace);
-  if (text.size() > 40) text = text.substr(0, 37) + "...";
-  return text;
-}
+using programs::shown;
 
 }  // namespace
 
@@ -92,6 +89,8 @@ Json parse_object(Line const& line) {
   } catch (Json::parse_error const& error) {
     throw TraceError(fmt::format("{}:{}: field \"(line)\": not JSON from column {} on", line.file,
                                  line.number, error.byte));
+  } catch (Json::out_of_range const&) {
+    line.fail("(line)", "a number in it is too large");
   }
   throw TraceError(
       fmt::format("{}:{}: field \"(line)\": expected a JSON object", line.file, line.number));

@@ -16,6 +16,7 @@
 
 #include "catch.hpp"
 #include "engine.hpp"
+#include "random.hpp"
 #include "reference.hpp"
 
 namespace testing {
@@ -34,6 +35,39 @@ inline engine::ModelConfig tiny_config() {
   c.vocab_size = 61;
   c.max_positions = 96;
   return c;
+}
+
+inline engine::Model const& tiny() {
+  static engine::Model const model = engine::random_model(tiny_config(), 11);
+  return model;
+}
+
+/// A pool of about so many tokens, 16 samples at once, 48 tokens a step.
+inline engine::EngineOptions options(std::int32_t block_tokens, std::int32_t pool_tokens) {
+  engine::EngineOptions o;
+  o.block_tokens = block_tokens;
+  o.num_blocks = kv::blocks_for(pool_tokens, block_tokens);
+  o.limits.max_num_seqs = 16;
+  o.limits.max_num_batched_tokens = 48;
+  return o;
+}
+
+inline engine::Request request(std::string id, std::vector<kv::TokenId> prompt,
+                               std::int32_t max_tokens) {
+  engine::Request r;
+  r.id = std::move(id);
+  r.prompt = std::move(prompt);
+  r.max_tokens = max_tokens;
+  return r;
+}
+
+/// Random ids of `tiny()`.
+inline std::vector<kv::TokenId> tokens(std::uint64_t seed, std::int32_t count) {
+  engine::Random random(seed);
+  std::vector<kv::TokenId> ids;
+  for (std::int32_t i = 0; i < count; ++i)
+    ids.push_back(static_cast<std::int32_t>(random.below(61)));
+  return ids;
 }
 
 /// The recorded file of this name; empty where it isn't.

@@ -10,35 +10,10 @@ namespace {
 
 namespace kv = pagedkv;
 
-engine::Model const& tiny() {
-  static engine::Model const model = engine::random_model(testing::tiny_config(), 11);
-  return model;
-}
-
-engine::EngineOptions options(std::int32_t block_tokens, std::int32_t pool_tokens) {
-  engine::EngineOptions o;
-  o.block_tokens = block_tokens;
-  o.num_blocks = kv::blocks_for(pool_tokens, block_tokens);
-  o.limits.max_num_seqs = 16;
-  o.limits.max_num_batched_tokens = 48;
-  return o;
-}
-
-engine::Request request(std::string id, std::vector<kv::TokenId> prompt, std::int32_t max_tokens) {
-  engine::Request r;
-  r.id = std::move(id);
-  r.prompt = std::move(prompt);
-  r.max_tokens = max_tokens;
-  return r;
-}
-
-std::vector<kv::TokenId> tokens(std::uint64_t seed, std::int32_t count) {
-  engine::Random random(seed);
-  std::vector<kv::TokenId> ids;
-  for (std::int32_t i = 0; i < count; ++i)
-    ids.push_back(static_cast<std::int32_t>(random.below(61)));
-  return ids;
-}
+using testing::options;
+using testing::request;
+using testing::tiny;
+using testing::tokens;
 
 /// 64 requests, a third of them with samples, over prompts that begin alike.
 std::vector<engine::Request> crowd() {
@@ -149,6 +124,40 @@ TEST_CASE("a second prompt finds what the first computed, and says how much") {
   CHECK(recorder.answer("again").output == recorder.answer("first").output);
 }
 
+TEST_CASE("cached_tokens tells of the first admission, whatever comes later") {
+  testing::Recorder preempted;
+  engine::Engine small(tiny(), options(4, 60), preempted);
+  for (std::uint64_t i = 0; i < 6; ++i) {
+    small.submit(request(std::to_string(i), tokens(200 + i, 9), 24));
+  }
+  small.run();
+  std::int32_t times = 0;
+  for (auto const& answer : preempted.answers) {
+    CHECK(answer.cached_tokens == 0);  // prompts have nothing in common
+    times += answer.preempted;
+  }
+  CHECK(times > 0);
+
+  // Samples tell of their prompt's admission: those that fork, and those that wait for their turn.
+  auto o = options(4, 400);
+  o.limits.max_num_seqs = 2;
+  testing::Recorder recorder;
+  engine::Engine engine(tiny(), o, recorder);
+  auto prompt = tokens(1, 10);
+  engine.submit(request("first", prompt, 2));
+  engine.run();
+  auto const more = tokens(300, 9);
+  prompt.insert(prompt.end(), more.begin(), more.end());
+  auto r = request("samples", prompt, 5);
+  r.n = 5;
+  engine.submit(r);
+  engine.run();
+  for (std::int32_t i = 0; i < 5; ++i) {
+    INFO("sample " << i);
+    CHECK(recorder.answer("samples", i).cached_tokens == 8);
+  }
+}
+
 TEST_CASE("samples share the prompt's blocks, and those without room to run wait for their turn") {
   for (std::int32_t const seqs : {1, 2, 8}) {
     INFO("running at once: " << seqs);
@@ -187,6 +196,29 @@ TEST_CASE("temperature draws are the request's own: the same alone and in a crow
   auto const alone = ask(false);
   CHECK(alone.first != alone.second);
   CHECK(ask(true) == alone);
+}
+
+TEST_CASE("the draws of one sample aren't another's, a few tokens later") {
+  constexpr std::int32_t samples = 4;
+  testing::Recorder recorder;
+  engine::Engine engine(tiny(), options(4, 4000), recorder);
+  auto r = request("hot", tokens(9, 12), 60);
+  r.temperature = 1e6F;  // all tokens are as likely: a token is its draw
+  r.n = samples;
+  engine.submit(r);
+  engine.run();
+  for (std::int32_t a = 0; a < samples; ++a) {
+    for (std::int32_t b = a + 1; b < samples; ++b) {
+      auto const& one = recorder.answer("hot", a).output;
+      auto const& other = recorder.answer("hot", b).output;
+      for (std::size_t shift = 0; shift <= samples; ++shift) {
+        INFO("samples " << a << " and " << b << ", shifted by " << shift);
+        std::size_t equal = 0;
+        for (std::size_t i = shift; i < 60; ++i) equal += one[i] == other[i - shift];
+        CHECK(equal < 12);  // of 60; 1 by chance
+      }
+    }
+  }
 }
 
 TEST_CASE("a client that leaves takes what was generated; one that leaves at once, nothing") {

@@ -3,6 +3,7 @@
 /// Model files: read right, and refused with a name when they are wrong.
 #include <array>
 #include <functional>
+#include <limits>
 #include <pagedkv/quant/half.hpp>
 
 #include "dequantize.hpp"
@@ -10,6 +11,7 @@
 #include "gguf.hpp"
 #include "gguf_writer.hpp"
 #include "llama2c.hpp"
+#include "load_model.hpp"
 #include "random.hpp"
 #include "run_program.hpp"
 #include "tokenizer.hpp"
@@ -96,6 +98,24 @@ std::string llama2c_bytes(engine::Model const& model) {
   return out.text();
 }
 
+/// With a tokenizer of 12 pieces inside: byte pairs, or sentence pieces.
+std::string gguf_with_tokenizer(engine::Model const& model, bool byte_pairs) {
+  auto writer = testing::gguf_metadata(model.config);
+  std::vector<std::string> const pieces = {"<unk>", "<s>", "</s>", "a", "b", "c",
+                                           "d",     "ab",  "cd",   "e", "f", "<x>"};
+  std::vector<std::int32_t> const kinds = {2, 3, 3, 1, 1, 1, 1, 1, 1, 1, 1, 4};
+  writer.text("tokenizer.ggml.model", byte_pairs ? "gpt2" : "llama");
+  writer.texts("tokenizer.ggml.tokens", pieces).integers("tokenizer.ggml.token_type", kinds);
+  if (byte_pairs) {
+    writer.texts("tokenizer.ggml.merges", {"a b", "c d"});
+  } else {
+    writer.reals("tokenizer.ggml.scores", std::vector<float>(pieces.size(), -1.0F));
+  }
+  writer.count("tokenizer.ggml.bos_token_id", 1).count("tokenizer.ggml.eos_token_id", 2);
+  testing::add_tensors(writer, model);
+  return writer.bytes();
+}
+
 engine::ModelConfig llama2c_config() {
   auto c = small_config();
   c.head_dim = c.dim / c.num_heads;  // what the format can say
@@ -151,6 +171,91 @@ TEST_CASE("a file with any byte changed is read or refused, and nothing else hap
     refused += !error_of([&] { (void)load(bytes, folder); }).empty();
   }
   CHECK(refused > 500);
+}
+
+TEST_CASE("a changed tokenizer is refused, or encodes to ids that the model has") {
+  TemporaryFolder const folder;
+  auto const model = engine::random_model(small_config(), 3);
+  auto const path = folder.file("model.gguf");
+  for (bool const byte_pairs : {true, false}) {
+    auto const good = gguf_with_tokenizer(model, byte_pairs);
+    testing::write_file(path, good);
+    CHECK(engine::load_model(path, "").tokenizer->encode("abcde<x>f").size() >= 5);
+    auto const first = good.find("tokenizer.ggml.model");
+    auto const count = good.find("token_embd.weight") - first;
+    engine::Random random(2);
+    int refused = 0;
+    for (int i = 0; i < 600; ++i) {
+      auto bytes = good;
+      for (std::uint64_t n = 1 + random.below(3); n > 0; --n) {
+        bytes[first + random.below(count)] = static_cast<char>(random.below(i % 2 == 0 ? 16 : 256));
+      }
+      testing::write_file(path, bytes);
+      auto const error = error_of([&] {
+        auto const loaded = engine::load_model(path, "");
+        REQUIRE(loaded.tokenizer != nullptr);
+        for (auto const id : loaded.tokenizer->encode("abcde<x>f \xFF")) {
+          if (id < 0 || id >= model.config.vocab_size) FAIL("id " << id);
+          (void)loaded.tokenizer->piece(-1, id);
+        }
+      });
+      refused += !error.empty();
+    }
+    CHECK(refused > 100);
+    CHECK(refused < 600);
+  }
+}
+
+TEST_CASE("a llama2.c checkpoint with any byte changed is read or refused") {
+  TemporaryFolder const folder;
+  auto const path = folder.file("model.bin");
+  auto const good = llama2c_bytes(engine::random_model(llama2c_config(), 4));
+  engine::Random random(3);
+  int refused = 0;
+  for (int i = 0; i < 1000; ++i) {
+    auto bytes = good;
+    auto const at = i % 2 == 0 ? random.below(28) : random.below(bytes.size());
+    bytes[at] = static_cast<char>(random.below(256));
+    testing::write_file(path, bytes);
+    refused += !error_of([&] { (void)engine::load_llama2c(path); }).empty();
+  }
+  CHECK(refused > 300);
+  CHECK(refused < 1000);
+}
+
+TEST_CASE("a weight that is no finite number is refused with its tensor and place") {
+  TemporaryFolder const folder;
+  for (float const bad :
+       {std::numeric_limits<float>::quiet_NaN(), -std::numeric_limits<float>::infinity()}) {
+    auto model = engine::random_model(small_config(), 3);
+    model.layers[1].down[33] = bad;
+    CHECK_THAT(error_of([&] { (void)load(gguf_bytes(model), folder); }),
+               contains_text("model.gguf: blk.1.ffn_down.weight: number 33 is "));
+    auto other = engine::random_model(llama2c_config(), 4);
+    other.layers[0].ffn_norm[5] = bad;
+    testing::write_file(folder.file("model.bin"), llama2c_bytes(other));
+    CHECK_THAT(error_of([&] { (void)engine::load_llama2c(folder.file("model.bin")); }),
+               contains_text("model.bin: rms_ffn: number 5 is "));
+  }
+}
+
+TEST_CASE("a vocabulary without the tokens that every one has is refused") {
+  TemporaryFolder const folder;
+  auto const path = folder.file("tok.bin");
+  Bytes two;
+  two.number(std::int32_t{5});
+  for (int i = 0; i < 2; ++i) two.number(0.0F).number(std::int32_t{1}).raw("a");
+  testing::write_file(path, two.text());
+  CHECK_THAT(error_of([&] { (void)engine::load_llama2c_tokenizer(path, 2); }),
+             contains_text("tok.bin: tokens: expected at least 3"));
+  auto const model = engine::random_model(small_config(), 3);
+  auto writer = testing::gguf_metadata(model.config);
+  writer.text("tokenizer.ggml.model", "llama").texts("tokenizer.ggml.tokens", {});
+  writer.flag("tokenizer.ggml.add_bos_token", false);
+  testing::add_tensors(writer, model);
+  testing::write_file(folder.file("model.gguf"), writer.bytes());
+  CHECK_THAT(error_of([&] { (void)engine::load_model(folder.file("model.gguf"), ""); }),
+             contains_text("tokenizer.ggml.tokens: expected at least one token"));
 }
 
 TEST_CASE("what is wrong with a GGUF file is said with the tensor or key and what was expected") {

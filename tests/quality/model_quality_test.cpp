@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <fstream>
 #include <map>
+#include <numeric>
 #include <span>
 #include <string>
 #include <string_view>
@@ -122,6 +123,53 @@ TEST_CASE("f32 is 0 from itself, 16 bits are next, each format's divergence is a
   }
 }
 
+TEST_CASE("perplexity, divergence and agreement are those of the two caches' logits") {
+  auto const model = engine::random_model(small_config(), 5);
+  auto const tokens = random_tokens(100, 64);
+  kv::KvFormat const coarse{kv::Element::int4, kv::Granularity::per_token_head};
+  auto const logits_of = [&](kv::KvFormat format) {
+    engine::Forward forward(model);
+    quality::PagedSequence sequence(model.config, forward, 100, format);
+    std::vector<float> all;
+    for (auto const& [first, count] : {std::pair(0, 64), std::pair(64, 36)}) {
+      std::vector<std::int32_t> rows(static_cast<std::size_t>(count));
+      std::iota(rows.begin(), rows.end(), 0);
+      auto const part = sequence.run(
+          std::span(tokens).subspan(static_cast<std::size_t>(first), rows.size()), rows);
+      all.insert(all.end(), part.begin(), part.end());
+    }
+    return all;
+  };
+  auto const log_shares = [](std::span<float const> logits) {
+    double sum = 0;
+    for (float const x : logits) sum += std::exp(double{x});
+    std::vector<double> shares;
+    for (float const x : logits) shares.push_back(double{x} - std::log(sum));
+    return shares;
+  };
+  auto const base = logits_of(f32);
+  auto const other = logits_of(coarse);
+  double loss = 0, kl = 0, squares = 0;
+  int agreed = 0;
+  for (std::size_t i = 0; i + 1 < tokens.size(); ++i) {
+    auto const p = log_shares(std::span(base).subspan(i * 64, 64));
+    auto const q = log_shares(std::span(other).subspan(i * 64, 64));
+    auto const next = static_cast<std::size_t>(tokens[i + 1]);
+    loss -= q[next];
+    squares += (p[next] - q[next]) * (p[next] - q[next]);
+    for (std::size_t t = 0; t < 64; ++t) kl += std::exp(p[t]) * (p[t] - q[t]);
+    agreed += std::max_element(p.begin(), p.end()) - p.begin() ==
+              std::max_element(q.begin(), q.end()) - q.begin();
+  }
+  CHECK(agreed < 99);
+  quality::QualityRun const run{"test", {{f32}, {coarse}}, {}, 100};
+  auto const row = quality::measure_quality(model, run, tokens, [](std::int64_t) {})[1];
+  CHECK_THAT(row.perplexity, Catch::Matchers::WithinRel(std::exp(loss / 99), 1e-5));
+  CHECK_THAT(row.kl, Catch::Matchers::WithinRel(kl / 99, 1e-3));
+  CHECK(row.top1 == agreed / 99.0);
+  CHECK_THAT(row.error, Catch::Matchers::WithinRel(std::sqrt(squares) / 99, 1e-3));
+}
+
 TEST_CASE("windows know nothing of each other, and what stands in front is not predicted") {
   auto const model = engine::random_model(small_config(), 5);
   auto const tokens = random_tokens(60, 64);
@@ -135,7 +183,19 @@ TEST_CASE("windows know nothing of each other, and what stands in front is not p
   double const once = perplexity(tokens, 61, {7});
   CHECK_THAT(perplexity(twice, 61, {7}), Catch::Matchers::WithinRel(once, 1e-6));
   CHECK(std::abs(perplexity(twice, 121, {7}) - once) > 1e-3);
-  CHECK_THAT(perplexity(tokens, 62, {9, 7}), !Catch::Matchers::WithinRel(once, 1e-6));
+  // Two in front: the text's tokens are predicted, all of them, and nothing else.
+  engine::Reference reference(model);
+  (void)reference.next(9);
+  auto const* logits = &reference.next(7);
+  double loss = 0;
+  for (auto const token : tokens) {
+    double sum = 0;
+    for (float const logit : *logits) sum += std::exp(static_cast<double>(logit));
+    loss += std::log(sum) - static_cast<double>((*logits)[static_cast<std::size_t>(token)]);
+    logits = &reference.next(token);
+  }
+  CHECK_THAT(perplexity(tokens, 62, {9, 7}),
+             Catch::Matchers::WithinRel(std::exp(loss / static_cast<double>(tokens.size())), 1e-5));
 }
 
 TEST_CASE("of a long text windows at even distances are read") {

@@ -5,6 +5,7 @@
 #include <limits>
 #include <random>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include <pagedkv/quant/calibration.hpp>
@@ -128,6 +129,58 @@ TEST_CASE("scale files: every fault is an error that says where and what was exp
                     contains_text("none.json: can't be read"));
 }
 
+TEST_CASE("values nested deeper than the stack are refused like others") {
+  ScratchFolder const folder;
+  std::string const deep = std::string(400'000, '[') + std::string(400'000, ']');
+  auto const refuse = [&](std::string const& text, char const* message) {
+    CHECK_THROWS_WITH(
+        quant::load_scales(folder.file("s.json", text), scaled_model(1, "fp8_e4m3/per_tensor")),
+        contains_text(message));
+  };
+  refuse(deep, "'format' is missing");
+  refuse(R"({"format": )" + deep + "}", "'format' is missing");
+  refuse(R"({"format": "pagedkv.kv_cache_scales", "version": )" + deep + "}",
+         "the version is array; expected 1");
+  refuse(own_json(deep), "layers[0] isn't an object");
+  refuse(own_json(R"({"k": )" + deep + "}"), "layers[0].k[0] is array");
+  refuse(own_json(R"({"k": [1], "v": [1]})", R"(, "scale": )" + deep), "unknown field 'scale'");
+  refuse(R"({"kv_cache": )" + deep + "}", "isn't an object");
+  refuse(std::string(400'000, '['), "is cut short");
+}
+
+TEST_CASE("a scale file with any bytes changed is refused, or read with scales that can be") {
+  ScratchFolder const folder;
+  auto const geometry = scaled_model(2, "fp8_e4m3/per_head");
+  std::string const own =
+      R"({"format": "pagedkv.kv_cache_scales", "version": 1, "model": "m", "made": "x", )"
+      R"("element": "fp8_e4m3", "granularity": "per_head", "layers": [)"
+      R"({"k": [0.5, 2], "v": [0.25, 8]}, {"k": [1.5, 3], "v": [0.75, 9]}]})";
+  std::string const vllm =
+      R"({"model_type": "llama", "kv_cache": {"dtype": "float8_e4m3fn", "scaling_factor": )"
+      R"({"0": {"0": 0.5, "1": 2}, "1": {"0": 0.25, "1": 4}}}})";
+  constexpr std::string_view likely = "0123456789-+.eE\"{}[],: \n\\untrf\xC3";
+  std::mt19937 random(7);
+  for (auto const& good : {own, vllm}) {
+    int read = 0;
+    for (int i = 0; i < 3000; ++i) {
+      auto text = good;
+      for (auto n = 1 + random() % 3; n > 0; --n) {
+        text[random() % text.size()] = likely[random() % likely.size()];
+      }
+      INFO(text);
+      try {
+        auto const loaded = quant::load_scales(folder.file("s.json", text), geometry);
+        CHECK(quant::scale_set_error(loaded.scales, geometry).empty());
+        ++read;
+      } catch (pagedkv::Error const& error) {
+        CHECK_THAT(error.what(), contains_text("s.json"));
+      }
+    }
+    CHECK(read > 20);
+    CHECK(read < 1500);
+  }
+}
+
 TEST_CASE("scales that the cache would not use are an error") {
   ScratchFolder const folder;
   auto const path = folder.file("s.json", own_json(R"({"k": [2], "v": [2]})"));
@@ -170,6 +223,10 @@ TEST_CASE("vLLM's JSON of several ranks deals the heads out") {
       "four.json", vllm_json(R"({"0": {"0": 1}, "1": {"0": 1}, "2": {"0": 2}, "3": {"0": 2}})"));
   auto const copies = quant::load_scales(four, scaled_model(1, "fp8_e4m3/per_head"));
   CHECK(copies.scales.layers[0].v == std::vector<float>{1, 2});
+  auto wide = scaled_model(1, "fp8_e4m3/per_head");
+  wide.num_kv_heads = 6;  // three neighbours a rank
+  CHECK(quant::load_scales(two, wide).scales.layers[0].k ==
+        std::vector<float>{0.5F, 0.5F, 0.5F, 0.25F, 0.25F, 0.25F});
 }
 
 TEST_CASE("vLLM's JSON: every fault is an error, never 1.0") {

@@ -177,6 +177,11 @@ TEST_CASE("an unreadable line names file, line and field", "[trace_reader]") {
   CHECK_THAT(bad(R"({"timestamp": 0, "input_le)"),
              contains_text("t:3: field \"(line)\": not JSON"));
   CHECK_THAT(bad("[1]"), contains_text("t:3: field \"(line)\": expected a JSON object"));
+  CHECK_THAT(bad(R"({"timestamp": 1e999, "input_length": 5})"),
+             contains_text("t:3: field \"(line)\": a number in it is too large"));
+  std::string const deep = std::string(400'000, '[') + std::string(400'000, ']');
+  CHECK_THAT(bad(R"({"timestamp": )" + deep + "}"),
+             contains_text("t:3: field \"timestamp\": expected a number"));
 }
 
 TEST_CASE("an unreadable session names the request and its field", "[trace_reader]") {

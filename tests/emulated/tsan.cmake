@@ -75,6 +75,6 @@ foreach(source IN LISTS emulated_tests)
   cmake_path(GET source STEM stem)
   add_test(NAME emulated_tsan.${stem} COMMAND ${tsan_program} ${catch_args} -\# [\#${stem}])
   set_tests_properties(
-    emulated_tsan.${stem} PROPERTIES LABELS "emulated;emulated_tsan" TIMEOUT 300
+    emulated_tsan.${stem} PROPERTIES LABELS "emulated;emulated_tsan" TIMEOUT 600
                                      ENVIRONMENT "${tsan_environment}")
 endforeach()

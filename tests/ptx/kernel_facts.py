@@ -101,6 +101,21 @@ def loads_before_store(text, load, store):
     return sum(1 for line in lines[:first_store] if load.search(line))
 
 
+def access_problems(name, code, narrow, wide, wide_load, store):
+    """What is wrong with the widths of a kernel's accesses, in PTX or in machine code."""
+    found = []
+    if name in VECTOR_KERNELS:
+        if narrow.search(code):
+            found.append("an access of 1 or 2 bytes")
+        if name != "gather_vectors":
+            loads = loads_before_store(code, wide_load, store)
+            if loads < 4:
+                found.append(f"{loads} 16-byte loads before the first store; at least 4")
+    if name in ANY_KERNELS and wide.search(code):
+        found.append("an access of 16 bytes")
+    return found
+
+
 def sass_problems(k):
     """What is wrong with a kernel's machine code, in words."""
     found = []
@@ -113,15 +128,7 @@ def sass_problems(k):
         have = len(SASS_CONVERT.findall(k.sass))
         if (have > 0) != (number(k.arch) >= 89) or 0 < have < 16:
             found.append(f"{have} hardware converts")
-    if k.name in VECTOR_KERNELS:
-        if SASS_NARROW.search(k.sass):
-            found.append("an access of 1 or 2 bytes")
-        if k.name != "gather_vectors":
-            loads = loads_before_store(k.sass, SASS_WIDE_LOAD, SASS_STORE)
-            if loads < 4:
-                found.append(f"{loads} 16-byte loads before the first store; at least 4")
-    if k.name in ANY_KERNELS and SASS_WIDE.search(k.sass):
-        found.append("an access of 16 bytes")
+    found += access_problems(k.name, k.sass, SASS_NARROW, SASS_WIDE, SASS_WIDE_LOAD, SASS_STORE)
     return [f"{what} in machine code" for what in found]
 
 
@@ -151,15 +158,7 @@ def problems_of(k):
         limit = {"write_static": 64 if k.rotates else 40, "write_per_token_head": 64}.get(k.name)
         if limit and k.registers > limit:
             found.append(f"{k.registers} registers; at most {limit}")
-    if k.name in VECTOR_KERNELS:
-        if NARROW.search(k.body):
-            found.append("an access of 1 or 2 bytes")
-        if k.name != "gather_vectors":
-            loads = loads_before_store(k.body, WIDE_LOAD, STORE)
-            if loads < 4:
-                found.append(f"{loads} 16-byte loads before the first store; at least 4")
-    if k.name in ANY_KERNELS and WIDE.search(k.body):
-        found.append("an access of 16 bytes")
+    found += access_problems(k.name, k.body, NARROW, WIDE, WIDE_LOAD, STORE)
     waits = "griddepcontrol.wait" in k.body
     releases = "griddepcontrol.launch_dependents" in k.body
     late = number(k.arch) >= 90

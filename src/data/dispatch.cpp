@@ -6,6 +6,7 @@
 #endif
 
 #include <atomic>
+#include <cstdint>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
@@ -78,6 +79,18 @@ std::atomic<Kernels const*>& in_use() noexcept {
   return chosen;
 }
 
+std::int64_t default_streaming_bytes() noexcept {
+#if defined(__x86_64__)
+  // More than a core can hope to keep for itself, and than a chunk of a prefill stores in a layer.
+  if (__builtin_cpu_is("intel")) return std::int64_t{32} << 20;
+#endif
+  return INT64_MAX;
+}
+std::atomic<std::int64_t>& streaming_from() noexcept {
+  static std::atomic<std::int64_t> bytes{default_streaming_bytes()};
+  return bytes;
+}
+
 }  // namespace
 
 Kernels const& kernels() noexcept { return *in_use().load(std::memory_order_relaxed); }
@@ -86,6 +99,11 @@ bool set_vector_level(VectorLevel level) noexcept {
   Kernels const* const k = usable(level);
   if (k != nullptr) in_use().store(k, std::memory_order_relaxed);
   return k != nullptr;
+}
+
+std::int64_t streaming_bytes() noexcept { return streaming_from().load(std::memory_order_relaxed); }
+void set_streaming_bytes(std::int64_t bytes) noexcept {
+  streaming_from().store(bytes, std::memory_order_relaxed);
 }
 
 }  // namespace cpu

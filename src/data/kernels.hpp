@@ -28,6 +28,7 @@ struct VectorsArgs {
   std::int64_t num_tokens;
   std::int64_t num_heads;
   std::int64_t dim;
+  bool streams;  ///< `in` is asked for ahead and `out` written around the caches, if a level can
 };
 
 /// K or V of one head, seen by attention.
@@ -98,6 +99,13 @@ enum class VectorLevel : std::int32_t { baseline, avx2, avx512 };
 /// For tests and benchmarks; not while an operation runs. False, and nothing changes, if the
 /// machine hasn't got it.
 bool set_vector_level(VectorLevel level) noexcept;
+
+/// A call of write_kv that stores at least so many bytes reads its rows from memory and leaves
+/// nothing of use in the caches: it streams. INT64_MAX but on Intel's processors, where that makes
+/// it twice as fast (docs/performance-data.md).
+[[nodiscard]] std::int64_t streaming_bytes() noexcept;
+/// For tests and benchmarks; not while an operation runs.
+void set_streaming_bytes(std::int64_t bytes) noexcept;
 
 }  // namespace cpu
 PAGEDKV_NAMESPACE_END

@@ -91,11 +91,30 @@ template <Element element>
 }
 
 /// Words 0 to 255, 64 of them in order, as bytes.
-[[gnu::always_inline]] inline void store_bytes(__m512i first, __m512i second, std::byte* out) {
+[[gnu::always_inline]] inline __m512i bytes_of(__m512i first, __m512i second) {
   __m512i const by_lane = _mm512_packus_epi16(first, second);
-  __m512i const order = _mm512_set_epi64(7, 5, 3, 1, 6, 4, 2, 0);
-  _mm512_storeu_si512(out, _mm512_permutexvar_epi64(order, by_lane));
+  return _mm512_permutexvar_epi64(_mm512_set_epi64(7, 5, 3, 1, 6, 4, 2, 0), by_lane);
 }
+
+/// Where 64 codes go, and what of the rows is asked for meanwhile.
+struct ToCache {
+  [[gnu::always_inline]] static inline void put(std::byte* out, __m512i codes) {
+    _mm512_storeu_si512(out, codes);
+  }
+  template <std::int64_t bytes>
+  [[gnu::always_inline]] static inline void fetch(std::byte const*) {}
+};
+/// Whole lines, around the caches. Rows are asked for line by line, between the work on others.
+struct ToMemory {
+  static constexpr std::int64_t bytes_ahead = 8192;
+  [[gnu::always_inline]] static inline void put(std::byte* out, __m512i codes) {
+    _mm512_stream_si512(reinterpret_cast<__m512i*>(out), codes);
+  }
+  template <std::int64_t bytes>
+  [[gnu::always_inline]] static inline void fetch(std::byte const* in) {
+    for (std::int64_t b = 0; b < bytes; b += 64) __builtin_prefetch(in + bytes_ahead + b, 0, 2);
+  }
+};
 
 template <Element row, Element element>
 struct EncodeFp8 {
@@ -115,13 +134,26 @@ struct EncodeFp8 {
 
   static void run(std::byte const* in, std::int64_t dim, quant::InverseScale inv, float zero,
                   std::byte* out) {
+    encode<ToCache>(in, dim, inv, zero, out);
+  }
+  static void stream(std::byte const* in, std::int64_t dim, quant::InverseScale inv, float zero,
+                     std::byte* out) {
+    encode<ToMemory>(in, dim, inv, zero, out);
+  }
+
+ private:
+  template <class To>
+  [[gnu::always_inline]] static inline void encode(std::byte const* in, std::int64_t dim,
+                                                   quant::InverseScale inv, float zero,
+                                                   std::byte* out) {
     std::int64_t const whole = inv.value > 0.0F ? dim / 32 * 32 : 0;
     __m512 const factor = _mm512_set1_ps(inv.value);
     std::uint32_t any_nan = 0;
     std::int64_t i = 0;
     for (; i + 64 <= whole; i += 64) {
+      To::template fetch<64 * row_bytes>(in + i * row_bytes);
       __m512i const first = codes(in + i * row_bytes, factor, any_nan);
-      store_bytes(first, codes(in + (i + 32) * row_bytes, factor, any_nan), out + i);
+      To::put(out + i, bytes_of(first, codes(in + (i + 32) * row_bytes, factor, any_nan)));
     }
     if (i < whole) {
       __m512i const last = codes(in + i * row_bytes, factor, any_nan);
@@ -164,16 +196,29 @@ struct Encode<row, Element::int8> {
 
   static void run(std::byte const* in, std::int64_t dim, quant::InverseScale inv, float zero,
                   std::byte* out) {
+    encode<ToCache>(in, dim, inv, zero, out);
+  }
+  static void stream(std::byte const* in, std::int64_t dim, quant::InverseScale inv, float zero,
+                     std::byte* out) {
+    encode<ToMemory>(in, dim, inv, zero, out);
+  }
+
+ private:
+  template <class To>
+  [[gnu::always_inline]] static inline void encode(std::byte const* in, std::int64_t dim,
+                                                   quant::InverseScale inv, float zero,
+                                                   std::byte* out) {
     std::int64_t const whole = dim / 64 * 64;
     __m512 const factor = _mm512_set1_ps(inv.value);
     __m512i const lowest = _mm512_set1_epi8(-127);
     __m512i smallest = _mm512_setzero_si512();
     for (std::int64_t i = 0; i < whole; i += 64) {
+      To::template fetch<64 * row_bytes>(in + i * row_bytes);
       __m512i const first = words(in + i * row_bytes, factor);
       __m512i const second = words(in + (i + 32) * row_bytes, factor);
       smallest = _mm512_min_epi16(smallest, _mm512_min_epi16(first, second));
       __m512i const bytes = _mm512_max_epi8(_mm512_packs_epi16(first, second), lowest);
-      _mm512_storeu_si512(out + i, in_order(bytes));
+      To::put(out + i, in_order(bytes));
     }
     bool const is_plain = _mm512_cmpeq_epi16_mask(smallest, _mm512_set1_epi16(INT16_MIN)) != 0;
     std::int64_t const done = is_plain ? 0 : whole;

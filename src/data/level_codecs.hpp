@@ -267,13 +267,25 @@ template <class Visit>
   return a;
 }
 
+/// `stream` is where a level has it and the line begins with `out`.
+template <Element row, Element element>
+[[gnu::always_inline]] inline void encode(bool streams, std::byte const* in, std::int64_t dim,
+                                          quant::InverseScale inv, float zero, std::byte* out) {
+  if constexpr (requires { Encode<row, element>::stream(in, dim, inv, zero, out); }) {
+    if (streams && reinterpret_cast<std::uintptr_t>(out) % 64 == 0) {
+      return Encode<row, element>::stream(in, dim, inv, zero, out);
+    }
+  }
+  Encode<row, element>::run(in, dim, inv, zero, out);
+}
+
 template <Element row, Element element>
 void store(VectorsArgs const& args) {
   VectorsArgs const a =
       joined(args, sizeof(typename Codec<row>::Code), sizeof(typename Codec<element>::Code));
   for_each_vector(a, [&](std::byte const* in, std::byte* out, float const* scale) {
     float const value = quant::is_unscaled(element) ? 1.0F : *scale;
-    Encode<row, element>::run(in, a.dim, quant::inverse({value}), 0.0F, out);
+    encode<row, element>(a.streams, in, a.dim, quant::inverse({value}), 0.0F, out);
   });
 }
 
@@ -298,8 +310,8 @@ template <Element row, Element element>
         scales[h * a.scale_head_stride] = inv[h].value == 0.0F ? 0.0F : scale;
       }
       for (std::int64_t h = 0; h < count; ++h) {
-        Encode<row, element>::run(in + h * a.in_head_stride, a.dim, inv[h], 0.0F,
-                                  out + h * a.out_head_stride);
+        encode<row, element>(a.streams, in + h * a.in_head_stride, a.dim, inv[h], 0.0F,
+                             out + h * a.out_head_stride);
       }
     }
   }

@@ -26,7 +26,8 @@ struct Run {
   std::int64_t offset = 0;
 };
 
-VectorsArgs store_args(KvView const& view, KvTensor const& t, KvRows const& rows, Run const& run) {
+VectorsArgs store_args(KvView const& view, KvTensor const& t, KvRows const& rows, Run const& run,
+                       bool streams) {
   Element const e = t.format.element;
   VectorsArgs a{};
   a.in = static_cast<std::byte const*>(rows.data) +
@@ -44,7 +45,14 @@ VectorsArgs store_args(KvView const& view, KvTensor const& t, KvRows const& rows
   a.num_tokens = run.count;
   a.num_heads = view.num_kv_heads;
   a.dim = t.head_dim;
+  a.streams = streams;
   return a;
+}
+
+/// What a layer stores of a token, without scales.
+std::int64_t bytes_per_token(KvView const& view, KvLayer const& layer) noexcept {
+  return view.num_kv_heads * (bytes_per_vector(layer.k.format.element, layer.k.head_dim) +
+                              bytes_per_vector(layer.v.format.element, layer.v.head_dim));
 }
 
 /// `per_block_head`: the oracle's grow_scale, for one head.
@@ -65,9 +73,9 @@ void grow_scale(Kernels const& kernel, KvTensor const& t, KvRows const& rows, Ru
 }
 
 void write_run(Kernels const& kernel, KvView const& view, KvTensor const& t, KvRows const& rows,
-               Run const& run) {
+               Run const& run, bool streams) {
   if (t.head_dim == 0) return;
-  VectorsArgs const args = store_args(view, t, rows, run);
+  VectorsArgs const args = store_args(view, t, rows, run, streams);
   std::size_t const row = index_of(rows.element);
   std::size_t const element = index_of(t.format.element);
   if (t.format.granularity == Granularity::per_token_head) {
@@ -170,6 +178,7 @@ void write_kv(KvView const& view, std::int32_t layer_index, KvRows const& k, KvR
   detail::check_slots(view, slots);
   Kernels const& kernel = kernels();
   auto const num_tokens = static_cast<std::int64_t>(slots.size());
+  bool const streams = num_tokens * bytes_per_token(view, layer) >= streaming_bytes();
   for (std::int64_t i = 0; i < num_tokens;) {
     Slot const slot = slots[static_cast<std::size_t>(i)];
     if (slot < 0) {
@@ -181,10 +190,14 @@ void write_kv(KvView const& view, std::int32_t layer_index, KvRows const& k, KvR
            slots[static_cast<std::size_t>(i + run.count)] == slot + run.count) {
       ++run.count;
     }
-    write_run(kernel, view, layer.k, k, run);
-    write_run(kernel, view, layer.v, v, run);
+    write_run(kernel, view, layer.k, k, run, streams);
+    write_run(kernel, view, layer.v, v, run, streams);
     i += run.count;
   }
+#if defined(__x86_64__)
+  // Until then others may see such stores after later ones of this thread.
+  if (streams) __builtin_ia32_sfence();
+#endif
 }
 
 void copy_blocks(KvView const& view, std::span<BlockCopy const> copies) {

@@ -57,6 +57,18 @@ struct Trial {
   std::vector<Rows> v;
 };
 
+/// Whether writers stream, whatever the machine and the size of a call.
+class Streaming {
+ public:
+  explicit Streaming(bool streams) { kv::cpu::set_streaming_bytes(streams ? 0 : INT64_MAX); }
+  Streaming(Streaming const&) = delete;
+  Streaming& operator=(Streaming const&) = delete;
+  ~Streaming() { kv::cpu::set_streaming_bytes(before_); }
+
+ private:
+  std::int64_t before_ = kv::cpu::streaming_bytes();
+};
+
 /// Steps that write blocks in order, as sequences do.
 Trial random_trial(KvFormat format, std::mt19937& random) {
   constexpr std::int32_t dims[] = {1, 8, 16, 20, 31, 32, 64, 80, 96, 128, 192, 256, 300};
@@ -122,10 +134,13 @@ TEST_CASE("writers of every level store the oracle's bytes and scales, whatever 
       Trial trial = random_trial(format, random);
       KvStorage expected = written(scalar_operations, trial);
       at_each_level([&](char const* level) {
-        KvStorage got = written(fast_operations, trial);
-        INFO(level << " " << to_string(format) << " round " << round << " dims "
-                   << trial.geometry.head_dim_k << " " << trial.geometry.head_dim_v);
-        CHECK(bytes_of(got) == bytes_of(expected));
+        for (bool const streams : {false, true}) {
+          Streaming const streaming(streams);
+          KvStorage got = written(fast_operations, trial);
+          INFO(level << " " << to_string(format) << " round " << round << " streams " << streams
+                     << " dims " << trial.geometry.head_dim_k << " " << trial.geometry.head_dim_v);
+          CHECK(bytes_of(got) == bytes_of(expected));
+        }
       });
     }
   }

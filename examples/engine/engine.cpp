@@ -114,7 +114,9 @@ Engine::Engine(Model const& model, EngineOptions const& options, Listener& liste
       batch_(cache_, batch_limits(model.config, options.limits)),
       arrays_(options.limits.max_num_seqs, batch_limits(model.config, options.limits).max_tokens,
               cache_.table_width(), options.num_blocks),
-      forward_(model) {}
+      forward_(model) {
+  if (options.threads > 1) workers_.emplace(options.threads);
+}
 
 Engine::~Engine() = default;
 
@@ -293,7 +295,7 @@ void Engine::run_entries() {
   numbers_.computed_tokens += step.num_tokens;
 
   kv::KvView const view = storage_.view();
-  PagedAttention attention(model_.config, view, arrays_, step);
+  PagedAttention attention(model_.config, view, arrays_, step, workers_ ? &*workers_ : nullptr);
   attention.prepare();
   auto const logits = forward_.run(tokens_, positions_, attention, output_rows_);
   numbers_.data += attention.time();

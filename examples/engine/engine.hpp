@@ -76,6 +76,7 @@ struct EngineOptions {
   kv::KvLayout layout{};
   kv::Twins twins = kv::Twins::keep;
   bool partial_hits = false;
+  std::int32_t threads = 1;  ///< of attention; answers are the same with any number
 };
 
 /// What an engine has done so far.
@@ -97,7 +98,7 @@ struct EngineNumbers {
 [[nodiscard]] kv::Geometry geometry_of(ModelConfig const& config, kv::LayerFormat format,
                                        std::int32_t block_tokens);
 
-/// One thread. Deterministic: the same submissions and steps give the same answers.
+/// Called from one thread. Deterministic: the same submissions and steps give the same answers.
 class Engine {
  public:
   /// `model` and `listener` must outlive it. Raises `pagedkv::Error` for options that can't work.
@@ -162,6 +163,7 @@ class Engine {
   kv::Batch batch_;
   StepArrays arrays_;
   Forward forward_;
+  std::optional<kv::cpu::Workers> workers_;  // for more than one thread
 
   std::uint64_t next_number_ = 0;
   std::vector<std::unique_ptr<Sample>> running_;  // in arrival order

@@ -92,7 +92,7 @@ void add_options(CLI::App& app, Arguments& a) {
                  "tokens of a step (default: 512)")
       ->check(CLI::Range(1, 1 << 20))
       ->group(scheduling);
-  app.add_option("--threads", a.threads, "threads of matrix products")
+  app.add_option("--threads", a.threads, "threads of matrix products and of attention")
       ->capture_default_str()
       ->check(CLI::Range(1, 1024))
       ->group(scheduling);
@@ -181,6 +181,7 @@ engine::EngineOptions engine_options(Arguments const& a, engine::ModelConfig con
   options.limits.max_num_batched_tokens = tokens;
   options.limits.max_num_seqs = a.max_num_seqs ? seqs : std::min(seqs, tokens);
   auto const geometry = engine::geometry_of(config, options.format, options.block_tokens);
+  options.threads = a.threads;
   read_scales(a, format, geometry, options);
   options.num_blocks = a.blocks.value_or(default_blocks(config, geometry, options.limits));
   return options;

@@ -56,8 +56,9 @@ kv::cpu::AttentionBatch StepArrays::attention(kv::BatchStep const& step) const {
 }
 
 PagedAttention::PagedAttention(ModelConfig const& config, kv::KvView const& view,
-                               StepArrays const& arrays, kv::BatchStep const& step)
-    : config_(config), view_(view), arrays_(arrays), step_(step) {
+                               StepArrays const& arrays, kv::BatchStep const& step,
+                               kv::cpu::Workers* workers)
+    : config_(config), view_(view), arrays_(arrays), step_(step), workers_(workers) {
   auto const offsets = arrays.attention(step).query_offsets;
   // One query each: 0, 1, 2, ...
   only_decodes_ = std::adjacent_find(offsets.begin(), offsets.end(),
@@ -83,6 +84,7 @@ void PagedAttention::attend(std::int32_t layer, LayerQkv const& qkv, float* out)
                                  .out_token_stride = config_.q_dim()};
   kv::cpu::AttentionOptions options;
   options.softmax_scale = 1.0F / std::sqrt(static_cast<float>(config_.head_dim));
+  options.workers = workers_;
   auto const batch = arrays_.attention(step_);
   if (only_decodes_) {
     kv::cpu::decode_attention(view_, layer, batch, queries, options);

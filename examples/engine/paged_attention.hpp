@@ -7,6 +7,7 @@
 #include <chrono>
 #include <cstdint>
 #include <pagedkv/data/cpu/operations.hpp>
+#include <pagedkv/data/cpu/workers.hpp>
 #include <pagedkv/pagedkv.hpp>
 #include <span>
 #include <vector>
@@ -45,9 +46,9 @@ class StepArrays {
 /// One step's attention. Adds up the time it spends.
 class PagedAttention final : public Attention {
  public:
-  /// `view` and `arrays` must outlive the step.
+  /// What is referred to must outlive the step. `workers`: null for this thread alone.
   PagedAttention(ModelConfig const& config, kv::KvView const& view, StepArrays const& arrays,
-                 kv::BatchStep const& step);
+                 kv::BatchStep const& step, kv::cpu::Workers* workers = nullptr);
 
   /// Zeroes new blocks and runs the copies: once, before the step's first layer.
   void prepare();
@@ -60,6 +61,7 @@ class PagedAttention final : public Attention {
   kv::KvView const& view_;
   StepArrays const& arrays_;
   kv::BatchStep const& step_;
+  kv::cpu::Workers* workers_;
   bool only_decodes_;
   std::chrono::nanoseconds time_{};
 };

@@ -70,6 +70,7 @@ engine::EngineOptions random_options(Random& random) {
   options.layout.pool = one_in(random, 2) ? kv::PoolOrder::layer_major : kv::PoolOrder::block_major;
   options.twins = one_in(random, 2) ? kv::Twins::keep : kv::Twins::adopt;
   options.partial_hits = one_in(random, 2);
+  options.threads = one_in(random, 10) ? 2 : 1;
   return options;
 }
 

@@ -238,7 +238,7 @@ std::vector<std::pair<std::string, std::string>> settings(Arguments const& a, Po
   all.emplace_back(
       "cost model",
       fmt::format("a step takes {:g} ms + the longer of 1/{:g} s and its tokens / {:g} s + the "
-                  "tokens its sequences attend to / {:g} s",
+                  "tokens its sequences attend to / {:.10g} s",
                   o.cost.step_overhead_seconds * 1e3, o.cost.decode_tokens_per_second,
                   o.cost.prefill_tokens_per_second, o.cost.context_tokens_per_second));
   if (o.time_scale != 1) all.emplace_back("time scale", fmt::format("{:g}", o.time_scale));

@@ -32,7 +32,7 @@ std::vector<kv::KvFormat> parse_formats(std::vector<std::string> const& names) {
     } else if (auto const format = kv::parse_kv_format(name)) {
       formats.push_back(*format);
     } else {
-      throw std::invalid_argument("--formats: " + kv::kv_format_error(name));
+      throw std::invalid_argument(kv::kv_format_error(name));
     }
   }
   // Each once, in the order of all_formats().

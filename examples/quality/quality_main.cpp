@@ -138,7 +138,14 @@ void add_options(CLI::App& app, Arguments& a) {
   in_group("Static scales", add_scale_options);
 }
 
+std::vector<kv::KvFormat> formats_of(Arguments const& a) try {
+  return a.formats.empty() ? quality::all_formats() : quality::parse_formats(a.formats);
+} catch (std::invalid_argument const& error) {
+  throw CLI::ValidationError("--formats", error.what());
+}
+
 void require_sense(Arguments const& a) {
+  (void)formats_of(a);
   if (a.needles.empty() && (a.model.empty() || a.text.empty())) {
     throw CLI::RequiredError("--needle, or --model with --text,");
   }
@@ -161,10 +168,6 @@ void write_file(std::string const& path, std::string const& text) {
   std::ofstream file(path, std::ios::binary);
   file << text;
   if (!file.flush()) throw std::runtime_error(path + ": can't be written");
-}
-
-std::vector<kv::KvFormat> formats_of(Arguments const& a) {
-  return a.formats.empty() ? quality::all_formats() : quality::parse_formats(a.formats);
 }
 
 std::vector<quality::NeedleRow> attention_needles(Arguments const& a) {

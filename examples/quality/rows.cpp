@@ -56,7 +56,7 @@ void print_qualities(fmt::memory_buffer& text, Rows const& rows) {
                  rows.qualities.front().quality, "format", "bytes/token", "perplexity", "change",
                  "KL, nats", "top 1");
   for (auto const& row : rows.qualities) {
-    fmt::format_to(out, "{:<26}{:>13.6g}{:>12.4f}{:>+9.3f}% ± {:.3f}%{:>12.3g}{:>8.2f}%\n",
+    fmt::format_to(out, "{:<26}{:>13.6g} {:>11.4f}{:>+9.3f}% ± {:.3f}%{:>12.3g}{:>8.2f}%\n",
                    kv::to_string(row.format), row.bytes_per_token, row.perplexity,
                    100 * (row.perplexity / base - 1), 100 * row.error, row.kl, 100 * row.top1);
   }

@@ -36,7 +36,9 @@ TEST_CASE("the attention needle writes its rows and its page") {
 TEST_CASE("nothing asked for, a wrong name, a missing file: refused with a reason") {
   CHECK_THAT(quality("").err, contains_text("--needle, or --model with --text"));
   CHECK_THAT(quality("--needle middle").err, contains_text("attention"));
-  CHECK_THAT(quality("--needle attention --formats fp9").err, contains_text("unknown KV element"));
+  auto const unknown = quality("--needle attention --formats fp9");
+  CHECK_THAT(unknown.err, contains_text("--formats: unknown KV element 'fp9'"));
+  CHECK(unknown.status == 105);
   CHECK_THAT(quality("--needle attention --lengths 10").err, contains_text("64"));
   CHECK_THAT(quality("--needle model").err, contains_text("--model"));
   CHECK_THAT(quality("--model /nonexistent --text /nonexistent").err,

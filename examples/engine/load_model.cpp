@@ -30,7 +30,13 @@ LoadedModel from_gguf(std::string const& path, std::string const& tokenizer_path
 
 LoadedModel from_llama2c(std::string const& path, std::string const& tokenizer_path) {
   LoadedModel loaded;
-  loaded.model = load_llama2c(path);
+  // A checkpoint has no mark of its own: any other file is taken for one.
+  try {
+    loaded.model = load_llama2c(path);
+  } catch (LoadError const& error) {
+    throw LoadError(std::string(error.what()) +
+                    " (not a GGUF file, so read as a llama2.c checkpoint)");
+  }
   auto const vocab_size = loaded.model.config.vocab_size;
   if (!tokenizer_path.empty()) {
     loaded.tokenizer = load_llama2c_tokenizer(tokenizer_path, vocab_size);

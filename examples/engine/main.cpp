@@ -148,11 +148,15 @@ void check_scales(Arguments const& a, kv::KvFormat format) {
                         " is static: it needs calibrated scales (--scales FILE), or take "
                         "--granularity per_token_head");
   }
-  if (!is_static(format) && !a.scales.empty()) {
-    throw CLI::ValidationError("--scales", kv::to_string(format) +
-                                               " makes its own scales; leave --scales out, or take "
-                                               "--granularity per_tensor or per_head");
-  }
+  if (is_static(format) || a.scales.empty()) return;
+  auto const all = kv::granularities_of(format.element);
+  bool const can_be_static =
+      std::find(all.begin(), all.end(), kv::Granularity::per_tensor) != all.end();
+  char const* const with_scales = can_be_static ? "--granularity per_tensor or per_head"
+                                                : "--kv-format fp8_e4m3, fp8_e5m2 or int8";
+  throw CLI::ValidationError(
+      "--scales", fmt::format("{} takes no scales from files; leave --scales out, or take {}",
+                              kv::to_string(format), with_scales));
 }
 
 /// Before anything is written, and before a model is loaded.
@@ -163,15 +167,18 @@ void check_files(Arguments const& a) {
   programs::check_outputs({{"--output", a.output}, {"--metrics", a.metrics}}, read);
 }
 
-/// A GiB, but not more than all that can run could fill, and not less than one request could.
+/// A GiB, but not more than all that can run could fill, and not less than one request could. No
+/// prompt is refused for it.
 std::int32_t default_blocks(engine::ModelConfig const& config, kv::Geometry const& geometry,
-                            kv::PlannerLimits const& limits) {
-  std::int64_t const one = kv::blocks_for(config.max_positions, geometry.block_tokens);
+                            kv::PlannerLimits const& limits, std::int32_t longest_prompt) {
+  std::int64_t const one =
+      kv::blocks_for(std::max(config.max_positions, longest_prompt + 1), geometry.block_tokens);
   std::int64_t const gib = (std::int64_t{1} << 30) / geometry.bytes_per_block();
   return static_cast<std::int32_t>(std::max(one, std::min(gib, one * limits.max_num_seqs)));
 }
 
-engine::EngineOptions engine_options(Arguments const& a, engine::ModelConfig const& config) {
+engine::EngineOptions engine_options(Arguments const& a, engine::ModelConfig const& config,
+                                     std::int32_t longest_prompt) {
   engine::EngineOptions options;
   kv::KvFormat const format = format_of(a);
   options.format = format;
@@ -183,21 +190,27 @@ engine::EngineOptions engine_options(Arguments const& a, engine::ModelConfig con
   auto const geometry = engine::geometry_of(config, options.format, options.block_tokens);
   options.threads = a.threads;
   read_scales(a, format, geometry, options);
-  options.num_blocks = a.blocks.value_or(default_blocks(config, geometry, options.limits));
+  options.num_blocks =
+      a.blocks.value_or(default_blocks(config, geometry, options.limits, longest_prompt));
   return options;
 }
 
 /// Writes answers as they end, and if wanted text as it is generated.
 class Output : public engine::Listener {
  public:
-  Output(Arguments const& a, engine::Tokenizer const* tokenizer, std::int64_t num_answers,
-         bool one_at_a_time)
+  Output(Arguments const& a, engine::EngineOptions const& options,
+         engine::Tokenizer const* tokenizer, std::int64_t num_answers)
       : path_(a.output),
-        file_(a.output, std::ios::binary),
+        num_blocks_(options.num_blocks),
+        block_tokens_(options.block_tokens),
         tokenizer_(a.stream ? tokenizer : nullptr),
         text_tokenizer_(tokenizer),
-        one_at_a_time_(one_at_a_time),
-        progress_(num_answers, !a.stream) {
+        one_at_a_time_(num_answers == 1),
+        progress_(num_answers, !a.stream) {}
+
+  /// Not before all else that can be wrong has been looked at: earlier answers end here.
+  void open() {
+    file_.open(path_, std::ios::binary);
     if (!file_) throw std::runtime_error(path_ + ": can't be written");
   }
 
@@ -216,13 +229,7 @@ class Output : public engine::Listener {
   }
   void on_answer(engine::Answer const& answer) override {
     if (tokenizer_ != nullptr && one_at_a_time_) fmt::print("\n");
-    if (answer.finish == engine::Finish::refused) {
-      progress_.clear();
-      fmt::print(stderr,
-                 "pagedkv-engine: request {} is refused: its prompt of {} tokens and one more "
-                 "don't fit the pool\n",
-                 answer.request->id, answer.request->prompt.size());
-    }
+    if (answer.finish == engine::Finish::refused && answer.index == 0) refused(*answer.request);
     streams_.erase({answer.request->id, answer.index});
     file_ << engine::answer_line(answer, text_tokenizer_) << '\n';
     if (!file_.flush()) throw std::runtime_error(path_ + ": can't be written");
@@ -231,8 +238,20 @@ class Output : public engine::Listener {
   void end() { progress_.clear(); }
 
  private:
+  void refused(engine::Request const& request) {
+    progress_.clear();
+    auto const tokens = static_cast<std::int32_t>(request.prompt.size());
+    fmt::print(stderr,
+               "pagedkv-engine: request {} is refused: its prompt of {} tokens and one more don't "
+               "fit {} blocks of {}; --blocks {} would do\n",
+               request.id, tokens, num_blocks_, block_tokens_,
+               kv::blocks_for(tokens + 1, block_tokens_));
+  }
+
   std::string path_;
   std::ofstream file_;
+  std::int32_t num_blocks_;
+  std::int32_t block_tokens_;
   engine::Tokenizer const* tokenizer_;  // null: nothing is streamed
   engine::Tokenizer const* text_tokenizer_;
   bool one_at_a_time_;
@@ -301,14 +320,19 @@ int run(Arguments const& a) {
   engine::set_matrix_threads(a.threads);
   auto const loaded = engine::load_model(a.model, a.tokenizer);
   auto const& config = loaded.model.config;
-  auto const options = engine_options(a, config);
   auto requests = engine::read_requests(
       a.requests, {config.vocab_size, loaded.end_ids, loaded.tokenizer.get()});
   std::int64_t num_answers = 0;
-  for (auto const& request : requests) num_answers += request.n;
+  std::size_t longest_prompt = 0;
+  for (auto const& request : requests) {
+    num_answers += request.n;
+    longest_prompt = std::max(longest_prompt, request.prompt.size());
+  }
+  auto const options = engine_options(a, config, static_cast<std::int32_t>(longest_prompt));
 
-  Output output(a, loaded.tokenizer.get(), num_answers, num_answers == 1);
+  Output output(a, options, loaded.tokenizer.get(), num_answers);
   engine::Engine engine(loaded.model, options, output);
+  output.open();
   for (auto& request : requests) engine.submit(std::move(request));
   engine.run();
   output.end();

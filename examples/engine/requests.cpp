@@ -32,8 +32,10 @@ class LineReader {
   Request read(std::string const& text) {
     try {
       json_ = parse(text);
-    } catch (Json::exception const& error) {  // also a number that no double holds
-      throw RequestError(place() + error.what());
+    } catch (Json::parse_error const& error) {
+      throw RequestError(fmt::format("{}isn't JSON from column {} on", place(), error.byte));
+    } catch (Json::out_of_range const&) {
+      throw RequestError(place() + "a number in it is too large");
     }
     if (!json_.is_object()) throw RequestError(place() + "expected an object in braces");
     check_names();

@@ -128,10 +128,34 @@ TEST_CASE("a request is refused only for its prompt and one token; the others ar
 )",
       "--blocks 2 --block-tokens 4");
   CHECK(result.status == 3);
-  CHECK_THAT(result.err, contains_text("request \"large\" is refused"));
+  CHECK_THAT(result.err, contains_text("request \"large\" is refused: its prompt of 8 tokens and "
+                                       "one more don't fit 2 blocks of 4; --blocks 3 would do"));
   auto const answers = f.answers();
   CHECK(answers.at("\"fits\"")["output_ids"].size() == 2);
   CHECK(answers.at("\"large\"").contains("error"));
+}
+
+TEST_CASE("the default pool takes every prompt, however few samples run at once") {
+  Fixture f;  // 96 positions
+  std::string ids = "1";
+  for (int i = 1; i < 96; ++i) ids += ",1";
+  auto const lines = fmt::format(R"({{"id": "all", "prompt_ids": [{0}]}}
+{{"id": "more", "prompt_ids": [{0},1,1,1,1,1,1,1,1,1,1,1,1,1,1,1,1,1]}})",
+                                 ids);
+  for (char const* more : {"", "--max-num-seqs 1", "--max-num-batched-tokens 1"}) {
+    INFO(more);
+    CHECK(f.run(lines, more).status == 0);
+    for (auto const& [id, answer] : f.answers()) CHECK(answer["output_ids"] == Json::array());
+  }
+}
+
+TEST_CASE("answers of an earlier run stay when nothing can be run") {
+  Fixture f;
+  testing::write_file(f.folder.file("o.jsonl"), "earlier");
+  std::string const line = R"({"id": "a", "prompt": "A"})";
+  CHECK(f.run(line, "--max-num-seqs 8 --max-num-batched-tokens 4").status == 1);
+  CHECK(f.run("{", "").status == 1);
+  CHECK(kv::testing::read_file(f.folder.file("o.jsonl")) == "earlier");
 }
 
 TEST_CASE("a bad line is refused with its file, line and field") {
@@ -144,7 +168,9 @@ TEST_CASE("a bad line is refused with its file, line and field") {
     CHECK_THAT(result.err, contains_text("r.jsonl:2: "));
     return result.err;
   };
-  CHECK_THAT(error("{"), contains_text("parse error"));
+  CHECK_THAT(error("{"), contains_text("isn't JSON from column 2 on"));
+  CHECK_THAT(error(R"({"id": 1, "prompt": "A", "temperature": 1e999})"),
+             contains_text("a number in it is too large"));
   CHECK_THAT(error(R"({"id": 1, "prompt": "A", "prompt": "B"})"),
              contains_text("field 'prompt': is there twice; expected once"));
   CHECK_THAT(error(R"({"id": 1, "id": 1, "prompt": "A"})"), contains_text("field 'id'"));
@@ -182,6 +208,12 @@ TEST_CASE("options that can't work are refused with what would") {
   CHECK_THAT(error("--kv-format fp9"), contains_text("fp8_e4m3"));
   CHECK_THAT(error("--kv-format f16 --granularity per_head"), contains_text("it takes: none"));
   CHECK_THAT(error("--kv-format fp8_e4m3 --granularity per_tensor"), contains_text("--scales"));
+  CHECK_THAT(error("--kv-format f32 --scales x"),
+             contains_text("f32 takes no scales from files; leave --scales out, or take "
+                           "--kv-format fp8_e4m3, fp8_e5m2 or int8"));
+  CHECK_THAT(error("--kv-format int4 --scales x"), contains_text("int4/per_token_head takes no"));
+  CHECK_THAT(error("--kv-format int8 --granularity per_token_head --scales x"),
+             contains_text("take --granularity per_tensor or per_head"));
   CHECK_THAT(error("--max-num-seqs 8 --max-num-batched-tokens 4"), contains_text("max_num"));
   CHECK_THAT(error("--block-token 4"), contains_text("did you mean --block-tokens?"));
   CHECK_THAT(error("--blocks 0"), contains_text("--blocks"));

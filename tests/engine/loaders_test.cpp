@@ -223,6 +223,14 @@ TEST_CASE("a llama2.c checkpoint with any byte changed is read or refused") {
   CHECK(refused < 1000);
 }
 
+TEST_CASE("a file of neither kind is said to be none, whatever its bytes would mean") {
+  TemporaryFolder const folder;
+  auto const path = folder.file("config.json");
+  testing::write_file(path, R"({"architectures": ["LlamaForCausalLM"], "hidden_size": 576})");
+  CHECK_THAT(error_of([&] { (void)engine::load_model(path, ""); }),
+             contains_text("not a GGUF file, so read as a llama2.c checkpoint"));
+}
+
 TEST_CASE("a weight that is no finite number is refused with its tensor and place") {
   TemporaryFolder const folder;
   for (float const bad :

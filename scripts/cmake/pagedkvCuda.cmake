@@ -38,6 +38,17 @@ if(NOT CMAKE_CUDA_COMPILER)
   return()
 endif()
 enable_language(CUDA)
+# Older ones don't know all of the architectures, and say so in the middle of the build.
+set(cuda_oldest_nvcc 12.8)
+if(CMAKE_CUDA_COMPILER_VERSION VERSION_LESS cuda_oldest_nvcc)
+  set(cuda_found "nvcc ${CMAKE_CUDA_COMPILER_VERSION} (${CMAKE_CUDA_COMPILER})")
+  if(PAGEDKV_CUDA STREQUAL "ON")
+    message(FATAL_ERROR "PAGEDKV_CUDA=ON: ${cuda_found} is too old: it takes ${cuda_oldest_nvcc} or later; "
+                        "PAGEDKV_CUDA=AUTO builds without it")
+  endif()
+  message(STATUS "pagedkv: ${cuda_found} is older than ${cuda_oldest_nvcc}, building without the CUDA data plane")
+  return()
+endif()
 find_package(CUDAToolkit REQUIRED)
 
 file(GLOB cuda_sources CONFIGURE_DEPENDS cuda/*.cu cuda/*.cpp)
@@ -69,4 +80,8 @@ set_target_properties(
   PROPERTIES EXPORT_NAME cuda
              POSITION_INDEPENDENT_CODE ON
              CUDA_ARCHITECTURES OFF)
+if(NOT PAGEDKV_INSTALL)
+  # In somebody's build for whoever links it: the kernels take minutes.
+  set_target_properties(pagedkv_cuda PROPERTIES EXCLUDE_FROM_ALL ON)
+endif()
 set(PAGEDKV_HAS_CUDA ON)

@@ -107,14 +107,15 @@ bool holds(T const* array, std::int32_t count, std::vector<T> want, T padding,
   return from_device(array, want.size(), stream) == want;
 }
 
-/// Every array of the step, in stream order.
+/// Every array of the step that was staged, in stream order.
 void check_step(cuda::StagedStep const& step, PlainStep const& want, cudaStream_t stream) {
   BatchStep const& n = step.counts;
   std::int32_t const rows = n.padded_sequences;
   CHECK(holds(step.slot_mapping, n.padded_tokens, want.slots, padding_slot, stream));
-  CHECK(holds(step.query_offsets, rows + 1, want.query_offsets, want.query_offsets.back(), stream));
+  std::int32_t const ends = rows == 0 ? 0 : rows + 1;
+  CHECK(holds(step.query_offsets, ends, want.query_offsets, want.query_offsets.back(), stream));
   CHECK(holds(step.sequence_lengths, rows, want.lengths, 0, stream));
-  CHECK(holds(step.indptr, rows + 1, want.indptr, want.indptr.back(), stream));
+  CHECK(holds(step.indptr, ends, want.indptr, want.indptr.back(), stream));
   CHECK(holds(step.indices, n.num_indices, want.indices, 0, stream));
   CHECK(holds(step.last_block_len, rows, want.last_block_len, 0, stream));
   CHECK(holds(step.row_moves, n.num_row_moves, want.moves, {-1, -1}, stream));
@@ -306,6 +307,78 @@ TEST_CASE("an array of 0 entries is left to the engine") {
     ring.reclaim(tick);
   }
   CHECK(copies > 0);
+}
+
+TEST_CASE("a step whose table must be copied whole takes no buffer") {
+  Engine engine;
+  cuda::StagingRing ring(cuda::largest_step(engine.cache, limits), 1);
+  engine.schedule();
+  // Row 0 goes and comes back behind the last, which has moved: more moves than there are rows.
+  for (int i = 0; i < 6; ++i) {
+    Sequence const& first = engine.sequences[i % 2 == 0 ? 0 : 2];
+    REQUIRE(engine.batch.row_of(first) == 0);
+    REQUIRE(engine.batch.remove(first));
+    REQUIRE(engine.batch.add(first, {0, first.size()}));
+  }
+  CHECK(ring.stage(engine.batch, engine.cache.open_tick()).error() == Errc::batch_full);
+  CHECK(ring.num_in_flight() == 0);
+  std::vector<std::int32_t> table(4 * static_cast<std::size_t>(engine.batch.table_width()));
+  engine.batch.copy_table(table);
+  CHECK(ring.stage(engine.batch, engine.cache.open_tick()));
+  CHECK(ring.num_in_flight() == 1);
+}
+
+TEST_CASE("whichever array is left out, the others are staged") {
+  constexpr std::int32_t BatchStep::*counts[] = {
+      &BatchStep::padded_tokens,   &BatchStep::padded_sequences, &BatchStep::num_row_moves,
+      &BatchStep::num_row_changes, &BatchStep::num_new_blocks,   &BatchStep::num_copies,
+      &BatchStep::num_runs,        &BatchStep::num_indices};
+  for (auto const left_out : counts) {
+    for (bool const is_padded : {false, true}) {
+      emulated::Stream const stream;
+      Engine engine;
+      Engine twin;
+      BatchStep some = cuda::largest_step(engine.cache, limits);
+      some.*left_out = 0;
+      cuda::StagingRing ring(some, 1);
+      BatchStep least;
+      if (is_padded) least = {.padded_sequences = 4, .padded_tokens = 32, .num_runs = 10};
+      while (engine.step < 8) {
+        engine.schedule();
+        twin.schedule();
+        if (left_out == &BatchStep::num_copies) {
+          for (auto* cache : {&engine.cache, &twin.cache}) static_cast<void>(cache->take_copies());
+        }
+        PlainStep const want(twin.batch);
+        auto const step = ring.stage(engine.batch, engine.cache.open_tick(), least);
+        REQUIRE(step);
+        CHECK(step->counts.*left_out == 0);
+        REQUIRE(ring.upload(*step, stream) == cudaSuccess);
+        check_step(*step, want, stream);
+        Tick const tick = engine.finish();
+        static_cast<void>(twin.finish());
+        for (auto* cache : {&engine.cache, &twin.cache}) cache->reclaim(tick);
+        ring.reclaim(tick);
+      }
+    }
+  }
+}
+
+TEST_CASE("a step that can't be padded so far is staged without, as if nobody had asked") {
+  Engine engine;
+  cuda::StagingRing ring(cuda::largest_step(engine.cache, limits), 2);
+  engine.schedule();
+  BatchStep const need = engine.batch.required();
+  for (BatchStep const& too_much : {BatchStep{.padded_tokens = limits.max_tokens + 1},
+                                    BatchStep{.padded_sequences = limits.max_sequences + 1},
+                                    BatchStep{.padded_tokens = 31, .num_copies = INT32_MAX}}) {
+    CHECK(ring.stage(engine.batch, engine.cache.open_tick(), too_much).error() == Errc::batch_full);
+    CHECK(engine.batch.required() == need);
+    CHECK_FALSE(ring.step_error(too_much).empty());
+  }
+  auto const step = ring.stage(engine.batch, engine.cache.open_tick());
+  REQUIRE(step);
+  CHECK(step->counts == need);
 }
 
 TEST_CASE("a ring allocates when it is made, copies once a step, and gives back what it took") {

@@ -112,11 +112,11 @@ class StagingRing {
 
   /// Builds the step (`Batch::build`) in the next buffer, which belongs to `tick`, the open one,
   /// until `reclaim`. `at_least`: arrays are filled up to these counts with entries that do
-  /// nothing; where it has tokens or sequences, `batch.pad_to` is called with them.
+  /// nothing, as `batch.pad_to` would; the batch isn't told.
   ///
   /// Errors: no_staging_buffer when every buffer's tick is in flight; batch_full when an array
-  /// outgrows `largest` (`step_error(batch.required())` names it) or as `Batch::build`. Nothing is
-  /// handed out then. O(tokens + blocks of the sequences).
+  /// outgrows `largest` (`step_error` of `batch.required()` or of `at_least` names it) or as
+  /// `Batch::build`. Nothing is handed out then. O(tokens + blocks of the sequences).
   template <class Policy>
   Result<StagedStep> stage(BasicBatch<Policy>& batch, Tick tick, BatchStep const& at_least = {});
 
@@ -157,13 +157,27 @@ class StagingRing {
 
 namespace detail {
 
-/// Behind the `used` first entries, ones that do nothing.
+/// Behind the `used` first entries, ones that do nothing. An array that isn't staged is empty,
+/// however many entries it would have had.
 template <class T>
 void pad_array(std::span<T> array, std::int32_t used, T padding) noexcept {
-  std::fill(array.begin() + used, array.end(), padding);
+  for (T& entry : array.subspan(std::min(array.size(), static_cast<std::size_t>(used)))) {
+    entry = padding;
+  }
+}
+/// The same behind the offsets of so many rows: the last one again.
+inline void pad_offsets(std::span<std::int32_t> offsets, std::int32_t rows) noexcept {
+  if (offsets.empty()) return;
+  pad_array(offsets, rows + 1, offsets[static_cast<std::size_t>(rows)]);
 }
 
 inline void pad_arrays(BatchBuffers const& out, BatchStep const& built) noexcept {
+  std::int32_t const rows = built.padded_sequences;
+  pad_array(out.slot_mapping, built.padded_tokens, padding_slot);
+  pad_offsets(out.query_offsets, rows);
+  pad_array(out.sequence_lengths, rows, 0);
+  pad_offsets(out.indptr, rows);
+  pad_array(out.last_block_len, rows, 0);
   pad_array(out.row_moves, built.num_row_moves, RowMove{-1, -1});
   pad_array(out.row_changes, built.num_row_changes, RowChange{-1, -1, -1});
   pad_array(out.new_blocks, built.num_new_blocks, BlockId{});
@@ -177,9 +191,6 @@ template <class Policy>
 Result<StagedStep> StagingRing::stage(BasicBatch<Policy>& batch, Tick tick,
                                       BatchStep const& at_least) {
   if (num_in_flight_ == num_buffers()) return Unexpected{Errc::no_staging_buffer};
-  if (at_least.padded_tokens > 0 || at_least.padded_sequences > 0) {
-    batch.pad_to(at_least.padded_tokens, at_least.padded_sequences);
-  }
   StagedStep step;
   step.counts = staged_counts(batch.required(), at_least);
   if (!fits(step.counts)) return Unexpected{Errc::batch_full};

@@ -198,6 +198,7 @@ TEST_CASE("an empty step queues nothing; what can't work is refused") {
   CHECK(calibrate(table, 2, step) == refused);
   CHECK(calibrate(table, -1, step) == refused);
   CHECK(calibrate(table, 0, {rows.rows(), {}, -1}) == refused);
+  CHECK(calibrate(table, 0, {rows.rows(), {}, std::int64_t{1} << 62}) == refused);
   CHECK(calibrate(table, 0, {{nullptr, Element::f16, 64, 64}, {}, 3}) == refused);
   CHECK(calibrate(table, 0, {{rows.rows().data, Element::int8, 64, 64}, {}, 3}) == refused);
   CHECK(calibrate({nullptr, nullptr, 2, 1, 64, 0}, 0, step) == refused);

@@ -145,3 +145,44 @@ TEST_CASE("K and V of different formats are gathered, each by its own") {
   check({.format = {KvFormat{Element::fp8_e4m3, Granularity::per_block_head},
                     KvFormat{Element::int4, Granularity::per_token_head}}});
 }
+
+TEST_CASE("nothing to gather launches nothing; what can't work is refused") {
+  KvFormat const format{Element::fp8_e4m3, Granularity::per_token_head};
+  Geometry const g{.num_layers = 1,
+                   .num_kv_heads = num_heads,
+                   .head_dim_k = 64,
+                   .head_dim_v = 64,
+                   .block_tokens = 4,
+                   .format = format};
+  KvStorage storage(g, num_blocks);
+  DevicePool pool(storage);
+  Rows host({1, num_heads, 64, Element::f16});
+  DeviceRows const rows(host);
+  DeviceBuffer<std::int32_t> const table(std::vector<std::int32_t>{-1}, "table");
+  DeviceBuffer<std::int64_t> const offsets(std::vector<std::int64_t>{0, 1}, "row offsets");
+  auto const gather = [&](auto change) {
+    KvLayer layer = pool.view().layers[0];
+    KvView view = pool.view();
+    MutableKvRows k = rows.mutable_rows();
+    cuda::GatherRanges ranges{table.data(), nullptr, 1, nullptr, offsets.data(), 1, 1};
+    change(layer, ranges, k);
+    view.layers = std::span(&layer, 1);
+    return cuda::gather_kv(view, 0, ranges, k, rows.mutable_rows(), nullptr);
+  };
+  auto const refuses = [&](auto change) { return gather(change) == cuda::cudaErrorInvalidValue; };
+  using Ranges = cuda::GatherRanges;
+  CHECK(gather([](KvLayer&, Ranges&, MutableKvRows&) {}) == cuda::cudaSuccess);
+  CHECK(gather([](KvLayer&, Ranges& r, MutableKvRows&) { r = {}; }) == cuda::cudaSuccess);
+  CHECK(refuses([](KvLayer& l, Ranges&, MutableKvRows&) { l.v.scales = nullptr; }));
+  CHECK(refuses([](KvLayer& l, Ranges&, MutableKvRows&) { l.k.data = nullptr; }));
+  CHECK(refuses([](KvLayer&, Ranges& r, MutableKvRows&) { r.indices = nullptr; }));
+  CHECK(refuses([](KvLayer&, Ranges& r, MutableKvRows&) { r.row_offsets = nullptr; }));
+  CHECK(refuses([](KvLayer&, Ranges& r, MutableKvRows&) { r.num_sequences = -1; }));
+  CHECK(refuses([](KvLayer&, Ranges& r, MutableKvRows&) { r.max_rows = -1; }));
+  CHECK(refuses(
+      [](KvLayer&, Ranges& r, MutableKvRows&) { r.max_rows = (std::int64_t{1} << 62) + 1; }));
+  CHECK(refuses([](KvLayer&, Ranges&, MutableKvRows& k) { k.element = Element::int8; }));
+  CHECK(refuses([](KvLayer&, Ranges&, MutableKvRows& k) { k.data = nullptr; }));
+  finish();
+  CHECK(rows.bytes() == host.bytes());
+}

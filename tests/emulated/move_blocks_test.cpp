@@ -121,3 +121,35 @@ TEST_CASE("a block of more pieces than one, and nothing to move") {
   finish();
   CHECK(pool.equals(oracle));
 }
+
+TEST_CASE("moving in a view that kernels can't follow is refused") {
+  Geometry const g = geometry({Element::int8, Granularity::per_token_head}, 64);
+  KvStorage oracle = full_pool(g, {});
+  DevicePool pool(oracle);
+  DeviceBuffer<BlockId> const blocks(std::vector<BlockId>{BlockId{1}}, "blocks");
+  auto const refuses = [&](auto change) {
+    std::vector<KvLayer> layers(pool.view().layers.begin(), pool.view().layers.end());
+    KvView view = pool.view();
+    change(layers, view);
+    view.layers = layers;
+    return cuda::zero_blocks(view, pool.layers(), blocks.data(), 1, nullptr) ==
+           cuda::cudaErrorInvalidValue;
+  };
+  using Layers = std::vector<KvLayer>;
+  CHECK(refuses([](Layers& l, KvView&) { l[0].k.scales = nullptr; }));
+  CHECK(refuses([](Layers& l, KvView&) { l[1].v.data = nullptr; }));
+  CHECK(refuses([](Layers& l, KvView&) { l[1].k = {}; }));
+  CHECK(refuses([](Layers& l, KvView&) { l.clear(); }));
+  CHECK(refuses([](Layers&, KvView& v) { v.block_tokens = 0; }));
+  CHECK(refuses([](Layers&, KvView& v) { v.num_blocks = 0; }));
+  // A block of a tensor takes more than 2^30 bytes.
+  CHECK(refuses([](Layers&, KvView& v) { v.block_tokens = INT32_MAX; }));
+  CHECK(cuda::zero_blocks(pool.view(), nullptr, blocks.data(), 1, nullptr) ==
+        cuda::cudaErrorInvalidValue);
+  CHECK(cuda::zero_blocks(pool.view(), pool.layers(), blocks.data(), -1, nullptr) ==
+        cuda::cudaErrorInvalidValue);
+  // More blocks of threads than a grid has.
+  CHECK(cuda::zero_blocks(pool.view(), pool.layers(), blocks.data(), INT32_MAX, nullptr) ==
+        cuda::cudaErrorInvalidValue);
+  CHECK(pool.equals(oracle));
+}

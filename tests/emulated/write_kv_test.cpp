@@ -78,11 +78,28 @@ TEST_CASE("an empty step launches nothing; what can't work is refused") {
   CHECK(pool.equals(oracle));
   CHECK(write(rows.rows(), one, 1) == cuda::cudaErrorInvalidValue);
   CHECK(write(rows.rows(), {nullptr, 1}) == cuda::cudaErrorInvalidValue);
+  // Times 2 heads and 4 chunks it is 8 again.
+  CHECK(write(rows.rows(), {&slot, (std::int64_t{1} << 62) + 1}) == cuda::cudaErrorInvalidValue);
   CHECK(write({nullptr, Element::f16, 128, 64}, one) == cuda::cudaErrorInvalidValue);
   CHECK(write({rows.rows().data, Element::int8, 128, 64}, one) == cuda::cudaErrorInvalidValue);
   KvRows odd = rows.rows();
   odd.data = static_cast<std::byte const*>(odd.data) + 1;
   CHECK(write(odd, one) == cuda::cudaErrorInvalidValue);
+  auto const refuses = [&](auto change) {
+    KvLayer layer = pool.view().layers[0];
+    KvView view = pool.view();
+    change(layer, view);
+    view.layers = std::span(&layer, 1);
+    return cuda::write_kv(view, 0, rows.rows(), rows.rows(), one, nullptr) ==
+           cuda::cudaErrorInvalidValue;
+  };
+  CHECK(refuses([](KvLayer& l, KvView&) { l.k.scales = nullptr; }));
+  CHECK(refuses([](KvLayer& l, KvView&) { l.v.data = nullptr; }));
+  CHECK(refuses([](KvLayer& l, KvView&) { l.v.format.granularity = Granularity::none; }));
+  CHECK(refuses([](KvLayer& l, KvView&) { l.k.head_dim = max_head_dim + 1; }));
+  CHECK(refuses([](KvLayer&, KvView& v) { v.num_kv_heads = 65536; }));
+  CHECK(refuses([](KvLayer&, KvView& v) { v.block_tokens = 0; }));
+  CHECK(pool.equals(oracle));
 }
 
 namespace {

@@ -138,8 +138,8 @@ inline cudaError_t calibrate_amax_workspace(AmaxTable const& table, std::size_t&
 inline cudaError_t calibrate_amax(AmaxTable const& table, std::int32_t layer, AmaxStep const& step,
                                   void* workspace, std::size_t bytes, cudaStream_t stream) {
   bool const has_v = table.head_dim_v > 0;
-  bool const works =
-      amax_table_works(table) && layer >= 0 && layer < table.num_layers && step.num_tokens >= 0;
+  bool const works = amax_table_works(table) && layer >= 0 && layer < table.num_layers &&
+                     count_works(step.num_tokens);
   if (!works) return cudaErrorInvalidValue;
   if (step.num_tokens == 0) return cudaSuccess;
   std::size_t const results = found_bytes(table);

@@ -157,7 +157,7 @@ attend_split(DecodeArgs const a) {
   }
 
   std::int32_t const oldest = a.window > 0 && length > a.window ? length - a.window : 0;
-  std::int32_t const share = (length - oldest + a.num_splits - 1) / a.num_splits;
+  std::int32_t const share = 1 + (length - oldest - 1) / a.num_splits;
   std::int64_t const begin = oldest + std::int64_t{blockIdx.x} * share;
   std::int64_t const end = begin + share < length ? begin + share : length;
   Softmax<count> found[heads_at_once];
@@ -271,14 +271,19 @@ cudaError_t decode_stored(DecodeArgs const& a, std::int32_t num_kv_heads, cudaSt
 
 inline bool decode_works(KvView const& view, KvLayer const& layer, DecodeBatch const& batch,
                          DecodeQueries const& queries, DecodeOptions const& options) {
-  bool const same =
-      layer.k.format.element == layer.v.format.element && layer.k.head_dim == layer.v.head_dim;
-  bool const counts = batch.num_sequences > 0 && batch.num_sequences <= 65535 &&
+  bool const same = tensor_works(layer.k) && tensor_works(layer.v) &&
+                    layer.k.format.element == layer.v.format.element &&
+                    layer.k.head_dim == layer.v.head_dim;
+  bool const counts = batch.num_sequences > 0 && batch.num_sequences <= max_grid_yz &&
                       queries.num_q_heads > 0 && queries.num_q_heads % view.num_kv_heads == 0 &&
-                      queries.num_q_heads <= 65535 && options.num_splits > 0 && options.window >= 0;
+                      queries.num_q_heads <= max_grid_yz && options.num_splits > 0 &&
+                      options.window >= 0;
   return same && counts && batch.indices != nullptr && batch.sequence_lengths != nullptr &&
          queries.q != nullptr && queries.out != nullptr && options.workspace != nullptr &&
-         is_row_element(queries.element) && is_aligned(pool_args(layer.k), 16) &&
+         is_row_element(queries.element) &&
+         is_aligned(queries.q, natural_alignment(queries.element)) &&
+         is_aligned(queries.out, natural_alignment(queries.element)) &&
+         is_aligned(options.workspace, alignof(float)) && is_aligned(pool_args(layer.k), 16) &&
          is_aligned(pool_args(layer.v), 16);
 }
 

@@ -220,7 +220,7 @@ inline cudaError_t gather_call(GatherCall const& call) {
 
 inline bool ranges_work(GatherRanges const& r) {
   return r.indices != nullptr && r.row_offsets != nullptr && r.num_sequences > 0 &&
-         r.max_rows > 0 && r.table_stride >= 0;
+         count_works(r.max_rows) && r.table_stride >= 0;
 }
 
 /// See operations.hpp. One launch where K and V agree in element and output, else one each.

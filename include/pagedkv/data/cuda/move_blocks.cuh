@@ -181,9 +181,12 @@ inline std::int32_t pieces_of(KvView const& view) {
   return static_cast<std::int32_t>(pieces < 64 ? pieces : 64);
 }
 
-inline bool fits_move(KvView const& view) {
+/// Whether kernels can follow the view, and count a block's bytes in 32 bits.
+inline bool view_moves(KvView const& view) {
   for (KvLayer const& layer : view.layers) {
     for (KvTensor const* t : {&layer.k, &layer.v}) {
+      if (t == &layer.v && t->head_dim == 0) continue;
+      if (!tensor_works(*t)) return false;
       std::int64_t const bytes =
           bytes_per_vector(t->format.element, t->head_dim) * view.num_kv_heads * view.block_tokens;
       if (bytes > INT32_MAX / 2) return false;
@@ -198,7 +201,7 @@ cudaError_t launch_move(KvView const& view, MoveArgs args, std::int32_t num_entr
   if (num_entries == 0) return cudaSuccess;
   bool const works = num_entries > 0 && args.layers != nullptr && !view.layers.empty() &&
                      view.num_blocks >= 1 && view.block_tokens >= 1 && view.num_kv_heads >= 1 &&
-                     fits_move(view);
+                     view_moves(view);
   if (!works) return cudaErrorInvalidValue;
   args.num_layers = static_cast<std::int32_t>(view.layers.size());
   args.num_blocks = view.num_blocks;

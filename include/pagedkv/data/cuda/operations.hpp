@@ -4,8 +4,9 @@
 /// `pagedkv::cuda`; nothing here needs nvcc.
 ///
 /// Every function enqueues on `stream` and returns what the launch returned: it allocates nothing,
-/// never synchronizes, may be captured in a graph. `cudaErrorInvalidValue`: a format, element or
-/// size that can't work, or rows that aren't aligned to their element. Nothing to do is
+/// never synchronizes, may be captured in a graph. `cudaErrorInvalidValue`: a format, element,
+/// pointer or size that can't work (more tokens or rows than an int32 counts, more heads or
+/// sequences than a grid's 65,535), or rows that aren't aligned to their element. Nothing to do is
 /// `cudaSuccess` without a launch.
 ///
 /// A `KvView` here is a host object whose pointers point into device memory. Stored bytes and
@@ -28,9 +29,10 @@
 PAGEDKV_NAMESPACE_BEGIN
 namespace cuda {
 
-/// Quantizes and stores K and V of a layer, in one launch where both have one format. `v.data` is
-/// ignored where the layer has no V. `per_block_head` needs `to.runs`; tokens of a block come in
-/// order, and all at offsets below a run's first are written.
+/// Quantizes and stores K and V of a layer, in one launch where both have one format and rows of
+/// one element (element by element: one each, but for `per_block_head`). `v.data` is ignored where
+/// the layer has no V. `per_block_head` needs `to.runs`; tokens of a block come in order, and all
+/// at offsets below a run's first are written.
 [[nodiscard]] cudaError_t write_kv(KvView const& view, std::int32_t layer, KvRows const& k,
                                    KvRows const& v, WriteSlots const& to, cudaStream_t stream);
 
@@ -66,7 +68,9 @@ namespace cuda {
 /// One query a sequence, at its last token, over blocks of any format: head_dim 64, 128 or 256, the
 /// same for K and V, one element for both, 16-byte alignment. Query head h reads KV head
 /// h / (num_q_heads / num_kv_heads). Two launches. Not the oracle's bits: within 1e-3 of its
-/// result, f32. Sequences of length 0 leave `out` untouched.
+/// result, f32. Sequences of length 0 leave `out` untouched. A position whose block isn't in its
+/// sequence's row, or whose entry the pool hasn't, counts for nothing; without any other, `out` is
+/// 0.
 [[nodiscard]] cudaError_t decode_attention(KvView const& view, std::int32_t layer,
                                            DecodeBatch const& batch, DecodeQueries const& queries,
                                            DecodeOptions const& options, cudaStream_t stream);

@@ -116,6 +116,9 @@ template <class Rows>
 
 // ---- what launchers share -----------------------------------------------------------------------
 
+/// The most blocks that a grid has in y and in z.
+inline constexpr std::int32_t max_grid_yz = 65535;
+
 /// Blocks of `threads` for so many threads; 0 if there are too many for a launch.
 inline unsigned blocks_of(std::int64_t num_threads, std::int64_t threads) {
   std::int64_t const blocks = (num_threads + threads - 1) / threads;
@@ -129,12 +132,19 @@ inline std::int64_t natural_alignment(Element element) {
   return element == Element::f32 ? 4 : element == Element::f16 || element == Element::bf16 ? 2 : 1;
 }
 
+inline bool is_aligned(void const* address, std::int64_t bytes) {
+  return static_cast<std::int64_t>(reinterpret_cast<std::uintptr_t>(address)) % bytes == 0;
+}
+/// Whether kernels can follow what a view says of a tensor that there is.
+inline bool tensor_works(KvTensor const& t) {
+  return t.head_dim > 0 && t.head_dim <= max_head_dim && is_valid(t.format) && t.data != nullptr &&
+         (t.scales != nullptr) == (t.format.granularity != Granularity::none) &&
+         is_aligned(t.scales, alignof(float));
+}
 template <class Rows>
 bool side_works(KvTensor const& t, Rows const& rows) {
   if (t.head_dim == 0) return true;
-  return t.head_dim > 0 && t.head_dim <= max_head_dim && is_valid(t.format) &&
-         is_row_element(rows.element) && rows.data != nullptr && t.data != nullptr &&
-         (t.scales != nullptr) == (t.format.granularity != Granularity::none) &&
+  return tensor_works(t) && is_row_element(rows.element) && rows.data != nullptr &&
          is_aligned(rows_args(rows), natural_alignment(rows.element)) &&
          is_aligned(pool_args(t), natural_alignment(t.format.element));
 }
@@ -145,7 +155,13 @@ SideArgs side_args(KvTensor const& t, Rows const& rows) {
 }
 inline bool view_works(KvView const& view, std::int32_t layer) {
   return layer >= 0 && static_cast<std::size_t>(layer) < view.layers.size() &&
-         view.num_blocks >= 1 && view.block_tokens >= 1 && view.num_kv_heads >= 1;
+         view.num_blocks >= 1 && view.block_tokens >= 1 && view.num_kv_heads >= 1 &&
+         view.num_kv_heads <= max_grid_yz;
+}
+/// Whether products of it, heads and chunks are numbers; whether a launch has room for them is
+/// `blocks_of`'s question.
+inline bool count_works(std::int64_t num_tokens) {
+  return num_tokens >= 0 && num_tokens <= INT32_MAX;
 }
 
 // ---- access -------------------------------------------------------------------------------------

@@ -543,9 +543,7 @@ cudaError_t launch_per_token_head(WriteCall const& call) {
 template <Element in, Element out, bool rotates>
 cudaError_t launch_per_block_head(WriteCall const& call) {
   if (call.to.num_runs == 0) return cudaSuccess;
-  if (call.to.num_runs < 0 || call.to.runs == nullptr || call.num_heads > 65535) {
-    return cudaErrorInvalidValue;
-  }
+  if (call.to.num_runs < 0 || call.to.runs == nullptr) return cudaErrorInvalidValue;
   BlockWriteArgs args;
   args.k = call.k;
   args.v = call.v;
@@ -638,7 +636,7 @@ cudaError_t write_layer(KvView const& view, std::int32_t layer_index, KvRows con
   if (!view_works(view, layer_index)) return cudaErrorInvalidValue;
   if (to.num_tokens == 0) return cudaSuccess;
   KvLayer const& layer = view.layers[static_cast<std::size_t>(layer_index)];
-  if (to.num_tokens < 0 || !side_works(layer.k, k) || !side_works(layer.v, v)) {
+  if (!count_works(to.num_tokens) || !side_works(layer.k, k) || !side_works(layer.v, v)) {
     return cudaErrorInvalidValue;
   }
   if (rotates && !rope_works(rope, layer.k.head_dim)) return cudaErrorInvalidValue;

@@ -12,6 +12,25 @@ std::string at_least_one(char const* name, std::int64_t value) {
   return std::string(name) + " is " + std::to_string(value) + "; it must be at least 1";
 }
 
+/// Who shares a scale has one of its own by no stride.
+std::string scale_stride_error(KvTensor const& t) {
+  Granularity const reach = t.format.granularity;
+  auto const error = [](char const* stride, std::int64_t value, char const* sharing) {
+    return std::string(stride) + " is " + std::to_string(value) + "; it must be 0 where " + sharing;
+  };
+  bool const is_static = reach == Granularity::per_tensor || reach == Granularity::per_head;
+  if (is_static && t.scale_block_stride != 0) {
+    return error("scale_block_stride", t.scale_block_stride, "blocks share a scale");
+  }
+  if ((is_static || reach == Granularity::per_block_head) && t.scale_token_stride != 0) {
+    return error("scale_token_stride", t.scale_token_stride, "a block's tokens share a scale");
+  }
+  if (reach == Granularity::per_tensor && t.scale_head_stride != 0) {
+    return error("scale_head_stride", t.scale_head_stride, "heads share a scale");
+  }
+  return {};
+}
+
 std::string tensor_error(KvTensor const& t, bool may_be_absent) {
   if (t.head_dim == 0 && may_be_absent) return {};
   if (t.head_dim < 1 || t.head_dim > max_head_dim) {
@@ -31,11 +50,7 @@ std::string tensor_error(KvTensor const& t, bool may_be_absent) {
   }
   bool const is_odd = (t.block_stride % 2 | t.token_stride % 2 | t.head_stride % 2) != 0;
   if (t.format.element == Element::int4 && is_odd) return "an odd stride of int4 elements";
-  if (t.format.granularity == Granularity::per_block_head && t.scale_token_stride != 0) {
-    return "scale_token_stride is " + std::to_string(t.scale_token_stride) +
-           "; it must be 0 where a block's tokens share a scale";
-  }
-  return {};
+  return scale_stride_error(t);
 }
 
 }  // namespace

@@ -228,6 +228,23 @@ TEST_CASE("a view that an engine filled in wrongly is told the layer and the fie
              contains_text("K of layer 0: scales is set"));
   CHECK_THAT(with([](auto& l, auto&) { l[2].v.scale_token_stride = 1; }),
              contains_text("V of layer 2: scale_token_stride is 1"));
+  auto const with_static = [&](kv::Granularity granularity, auto&& change) {
+    return with([&](auto& l, auto&) {
+      l[2].k.format = {kv::Element::fp8_e4m3, granularity};
+      l[2].k.scale_block_stride = l[2].k.scale_token_stride = 0;
+      l[2].k.scale_head_stride = granularity == kv::Granularity::per_head ? 7 : 0;
+      change(l[2].k);
+    });
+  };
+  for (auto const granularity : {kv::Granularity::per_tensor, kv::Granularity::per_head}) {
+    CHECK(with_static(granularity, [](auto&) {}).empty());
+    CHECK_THAT(with_static(granularity, [](auto& k) { k.scale_block_stride = 4; }),
+               contains_text("scale_block_stride is 4; it must be 0 where blocks share a scale"));
+    CHECK_THAT(with_static(granularity, [](auto& k) { k.scale_token_stride = 4; }),
+               contains_text("scale_token_stride is 4; it must be 0 where a block's tokens"));
+  }
+  CHECK_THAT(with_static(kv::Granularity::per_tensor, [](auto& k) { k.scale_head_stride = 1; }),
+             contains_text("scale_head_stride is 1; it must be 0 where heads share a scale"));
   CHECK_THAT(with([](auto& l, auto&) { l[0].k.head_dim = 0; }),
              contains_text("K of layer 0: head_dim is 0"));
   CHECK_THAT(with([](auto&, auto& v) { v.block_tokens = 0; }),

@@ -247,6 +247,15 @@ TEST_CASE("a scale that the kernel wants from the host must be given") {
   CHECK_FALSE(both->k_scales.exists());
 }
 
+TEST_CASE("FlashInfer fa3 finds the scales of heads side by side or not at all") {
+  PaperPool pool({.k = e4m3_head, .v = e4m3_head});
+  REQUIRE(flashinfer::paged_kv(pool.view(), 0, Backend::fa3).has_value());
+  pool.layer().k.scale_head_stride = 2;
+  auto const far = flashinfer::paged_kv(pool.view(), 0, Backend::fa3);
+  CHECK(far.refusal().term == "scale_head_stride of K");
+  CHECK(far.refusal().nearest == "1");
+}
+
 TEST_CASE("arrays that build didn't write are a broken contract") {
   kv::BatchStep const step{.num_sequences = 1, .padded_sequences = 1, .num_indices = 1};
   auto const outcome = outcome_of([&] { (void)flashinfer::page_table(step, {}); });

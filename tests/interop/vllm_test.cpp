@@ -114,8 +114,7 @@ TEST_CASE("vLLM's flash layout reads every K and V from what it is given") {
   std::uint32_t seed = 400;
   for (kv::LayerFormat const format :
        {kv::LayerFormat(KvFormat{Element::f16}), kv::LayerFormat(KvFormat{Element::bf16}),
-        kv::LayerFormat(e4m3_tensor), kv::LayerFormat(e4m3_head),
-        kv::LayerFormat(e4m3_tensor, e4m3_head)}) {
+        kv::LayerFormat(e4m3_tensor), kv::LayerFormat(e4m3_head)}) {
     for (Placement const& placement : placements) {
       INFO(to_string(format.k) << ", " << placement.name << ", seed " << seed);
       World world({.num_layers = 2,
@@ -157,4 +156,17 @@ TEST_CASE("vLLM's one tensor needs V like K and behind it") {
   std::swap(pool.layer().k.data, pool.layer().v.data);
   pool.layer().v.block_stride += 64;
   CHECK_THAT(ask(pool.view()).refusal().message, contains_text("the same strides, V behind K"));
+}
+
+TEST_CASE("vLLM wants as many scales for V as for K, and heads' scales side by side") {
+  PaperPool const mixed({.k = e4m3_tensor, .v = e4m3_head});
+  CHECK(ask(mixed.view()).refusal().message ==
+        "vLLM flash: format of V is fp8_e4m3/per_head; it takes the format of K, "
+        "fp8_e4m3/per_tensor; the nearest is fp8_e4m3/per_tensor");
+  PaperPool pool({.k = e4m3_head, .v = e4m3_head});
+  REQUIRE(ask(pool.view()).has_value());
+  pool.layer().v.scale_head_stride = 3;
+  CHECK(ask(pool.view()).refusal().message ==
+        "vLLM flash: scale_head_stride of V is 3; it takes scales that are neighbours; the nearest "
+        "is 1");
 }

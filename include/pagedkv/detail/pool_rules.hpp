@@ -35,6 +35,8 @@ struct PoolRules {
   std::int32_t max_head_dim_v;
   std::int32_t head_bytes_multiple;  ///< and takes a multiple of this many bytes
   bool equal_head_dims;              ///< K's and V's
+  bool equal_formats = false;        ///< K's and V's; else their elements are
+  bool dense_head_scales = false;    ///< those of `per_head` are neighbours
 };
 
 using Refused = std::optional<interop::Refusal>;
@@ -119,6 +121,11 @@ using Refused = std::optional<interop::Refusal>;
                   "it takes the element of K, " + std::string(to_string(layer.k.format.element)),
                   to_string(layer.k.format));
   }
+  if (rules.equal_formats && layer.k.format != layer.v.format) {
+    return refuse(rules, "format of V", to_string(layer.v.format),
+                  "it takes the format of K, " + to_string(layer.k.format),
+                  to_string(layer.k.format));
+  }
   if (rules.equal_head_dims && layer.k.head_dim != layer.v.head_dim) {
     return refuse(rules, "head_dim of V", std::to_string(layer.v.head_dim),
                   "it takes the head_dim of K", std::to_string(layer.k.head_dim));
@@ -151,6 +158,15 @@ using Refused = std::optional<interop::Refusal>;
   return refuse(rules, "data of " + which, "not aligned", "it takes addresses of 16 bytes", "");
 }
 
+/// A consumer that gets a pointer counts by itself from one head's scale to the next.
+[[nodiscard]] inline Refused refused_scales(PoolRules const& rules, std::string const& which,
+                                            KvView const& view, KvTensor const& t) {
+  bool const has_several = t.format.granularity == Granularity::per_head && view.num_kv_heads > 1;
+  if (!rules.dense_head_scales || !has_several || t.scale_head_stride == 1) return std::nullopt;
+  return refuse(rules, "scale_head_stride of " + which, std::to_string(t.scale_head_stride),
+                "it takes scales that are neighbours", "1");
+}
+
 /// Everything of the table, first found first told. Requires: the view is sound (`kv_view_error`)
 /// and has the layer.
 [[nodiscard]] inline Refused refused_pool(PoolRules const& rules, KvView const& view,
@@ -172,6 +188,7 @@ using Refused = std::optional<interop::Refusal>;
   if (auto refused = refused_pair(rules, layer)) return refused;
   for (auto const& [name, t] : both) {
     if (auto refused = refused_alignment(rules, name, *t)) return refused;
+    if (auto refused = refused_scales(rules, name, view, *t)) return refused;
   }
   return std::nullopt;
 }

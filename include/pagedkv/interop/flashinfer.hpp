@@ -100,6 +100,7 @@ inline constexpr std::array<KvFormat, 4> fa3_formats = {
   if (backend == Backend::fa3) {
     rules.consumer = "FlashInfer fa3";
     rules.formats = fa3_formats;
+    rules.dense_head_scales = true;
     rules.why_formats = "its fp8 is e4m3, scaled by one number or one for each KV head";
   }
   return rules;

@@ -82,7 +82,9 @@ inline constexpr PoolRules flash_rules{
     .max_head_dim_k = 256,
     .max_head_dim_v = 256,
     .head_bytes_multiple = 16,
-    .equal_head_dims = true};
+    .equal_head_dims = true,
+    .equal_formats = true,  // its writer wants as many scales for V as for K
+    .dense_head_scales = true};
 }  // namespace detail
 
 /// One layer's cache. Set-up: may allocate. Refuses what vLLM can't take. Requires: the view is

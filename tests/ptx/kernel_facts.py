@@ -307,9 +307,9 @@ def main():
     os.makedirs(args.work, exist_ok=True)
 
     found, kernels = [], []
-    names = ("cuda/write_kv_f16.cu", "cuda/write_kv_f32.cu", "cuda/write_kv_rope_f16.cu",
-             "cuda/write_kv_rope_f32.cu", "cuda/operations.cu", "cuda/decode_attention.cu",
-             "tests/ptx/convert_slope.cu")
+    names = [f"cuda/write_kv{rope}_{element}.cu" for rope in ("", "_rope")
+             for element in ("f16", "bf16", "f32")]
+    names += ["cuda/operations.cu", "cuda/decode_attention.cu", "tests/ptx/convert_slope.cu"]
     # CUB takes half a minute to compile.
     jobs = [(arch, "cuda/calibrate_amax.cu") for arch in (args.arch[0], args.arch[-1])]
     jobs += [(arch, name) for arch in args.arch for name in names]

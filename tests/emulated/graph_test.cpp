@@ -142,3 +142,57 @@ TEST_CASE("a captured step is replayed with other slots, copies and table entrie
     REQUIRE(step.is_right());
   }
 }
+
+TEST_CASE("a captured calibration and a captured rotation read each replay's rows") {
+  WorkStream const stream;
+  KvFormat const f32{Element::f32, Granularity::none};
+  Geometry const g{.num_layers = 1,
+                   .num_kv_heads = 1,
+                   .head_dim_k = dim,
+                   .head_dim_v = 0,
+                   .block_tokens = 4,
+                   .format = f32};
+  KvStorage oracle(g, num_blocks);
+  DevicePool pool(oracle);
+  DeviceBuffer<float> numbers(dim, "rows");
+  DeviceBuffer<Slot> slot(1, "slot");
+  DeviceBuffer<std::int32_t> position(1, "position");
+  std::vector<float> tables(2 * dim);
+  for (std::size_t i = 0; i < tables.size(); ++i) tables[i] = 0.01F * static_cast<float>(i);
+  DeviceBuffer<float> const device_tables(tables, "tables");
+  DeviceBuffer<float> amax(std::vector<float>{0.0F}, "amax");
+  cuda::AmaxTable const table{amax.data(), nullptr, 1, 1, dim, 0};
+  std::size_t bytes = 0;
+  REQUIRE(cuda::calibrate_amax_workspace(table, bytes) == cudaSuccess);
+  DeviceBuffer<std::byte> workspace((bytes + 255) / 256 * 256, "workspace");
+  auto const rope = [](float const* floats, std::int32_t const* positions) {
+    return rope_of_cache(floats, 2, dim, RopePairing::interleaved, positions);
+  };
+  KvRows const rows{numbers.data(), Element::f32, dim, dim};
+  Graph const graph(stream, [&](cudaStream_t s) {
+    REQUIRE(cuda::calibrate_amax(table, 0, {rows, {}, 1, slot.data()}, workspace.data(), bytes,
+                                 s) == cudaSuccess);
+    REQUIRE(cuda::write_kv_rope(pool.view(), 0, rows, {},
+                                rope(device_tables.data(), position.data()), {slot.data(), 1},
+                                s) == cudaSuccess);
+  });
+  CHECK(amax.copy() == std::vector<float>{0.0F});
+  float largest = 0.0F;
+  for (std::int32_t i = 1; i < 7; ++i) {
+    std::vector<float> x(dim);
+    for (std::size_t d = 0; d < x.size(); ++d) x[d] = static_cast<float>(i * (i % 4) + 1) - 0.5F;
+    largest = std::max(largest, x[0]);
+    std::memcpy(numbers.data(), x.data(), x.size() * sizeof(float));
+    slot.data()[0] = 3 * i;
+    position.data()[0] = i % 2;
+    Slot const here = 3 * i;
+    rotate_vector(rope(tables.data(), nullptr), i % 2, x.data(), dim);
+    cpu::scalar::write_kv(oracle.view(), 0, {x.data(), Element::f32, dim, dim}, {},
+                          std::span(&here, 1));
+    graph.launch(stream);
+    stream.wait();
+    INFO("replay " << i);
+    CHECK(amax.copy() == std::vector<float>{largest});
+    REQUIRE(pool.equals(oracle));
+  }
+}

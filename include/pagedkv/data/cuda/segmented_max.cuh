@@ -61,23 +61,24 @@ cudaError_t segmented_max(void* workspace, std::size_t& bytes, Items const& item
                                             begin + 1, ::cuda::maximum<std::uint32_t>{},
                                             std::uint32_t{0}, stream);
 #else
-  (void)stream;
   constexpr std::size_t needed = 48;
   if (workspace == nullptr) {
     bytes = needed;
     return cudaSuccess;
   }
   if (bytes < needed) return cudaErrorInvalidValue;
-  // As the device may: the workspace is used, segments and items come in any order.
-  std::memset(workspace, 0xA5, needed);
-  for (std::int64_t s = num_segments - 1; s >= 0; --s) {
-    std::uint32_t largest = 0;
-    for (std::int64_t i = items.begin(s + 1) - 1; i >= items.begin(s); --i) {
-      largest = std::max(largest, items.item(i));
+  // As the device may: late, the workspace is used, segments and items come in any order.
+  return emulated::enqueue(stream, [=] {
+    std::memset(workspace, 0xA5, needed);
+    for (std::int64_t s = num_segments - 1; s >= 0; --s) {
+      std::uint32_t largest = 0;
+      for (std::int64_t i = items.begin(s + 1) - 1; i >= items.begin(s); --i) {
+        largest = std::max(largest, items.item(i));
+      }
+      found[s] = largest;
     }
-    found[s] = largest;
-  }
-  return cudaSuccess;
+    return cudaSuccess;
+  });
 #endif
 }
 

@@ -207,6 +207,12 @@ TEST_CASE("FlashInfer refuses a pair that its kernels have one type or dimension
   CHECK(by_dim.refusal().term == "head_dim of V");
   CHECK(by_dim.refusal().nearest == "128");
 
+  // Padded, never cut.
+  for (auto const& [dim, nearest] : {std::pair(80, "128"), {129, "256"}, {300, "256"}}) {
+    PaperPool const odd({.dim_k = dim, .dim_v = dim});
+    CHECK(flashinfer::paged_kv(odd.view(), 0, Backend::fa2).refusal().nearest == nearest);
+  }
+
   PaperPool const latent({.dim_v = 0});
   CHECK_THAT(flashinfer::paged_kv(latent.view(), 0, Backend::fa3).refusal().message,
              contains_text("V is absent"));

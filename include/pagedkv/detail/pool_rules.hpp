@@ -85,13 +85,14 @@ using Refused = std::optional<interop::Refusal>;
                 std::to_string(rounded == 0 ? step : rounded));
 }
 
-[[nodiscard]] inline std::int32_t nearest_of(std::span<std::int32_t const> values,
-                                             std::int32_t value) {
-  std::int32_t best = values.front();
-  for (std::int32_t const v : values) {
-    if (std::abs(v - value) < std::abs(best - value)) best = v;
+/// Vectors can be padded and not cut: the smallest that holds `dim`, else the largest. Requires:
+/// ascending.
+[[nodiscard]] inline std::int32_t head_dim_for(std::span<std::int32_t const> dims,
+                                               std::int32_t dim) {
+  for (std::int32_t const d : dims) {
+    if (d >= dim) return d;
   }
-  return best;
+  return dims.back();
 }
 
 [[nodiscard]] inline Refused refused_head_dim(PoolRules const& rules, std::string const& which,
@@ -105,7 +106,7 @@ using Refused = std::optional<interop::Refusal>;
       taken += (taken.empty() ? "it takes " : ", ") + std::to_string(dim);
     }
     return refuse(rules, term, value, taken,
-                  std::to_string(nearest_of(rules.head_dims, t.head_dim)));
+                  std::to_string(head_dim_for(rules.head_dims, t.head_dim)));
   }
   std::int32_t const step = rules.head_bytes_multiple * 8 / bits_per_element(t.format.element);
   if (t.head_dim % step == 0 && t.head_dim <= max) return std::nullopt;

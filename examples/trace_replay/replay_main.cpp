@@ -14,6 +14,7 @@
 #include "human.hpp"
 #include "replay.hpp"
 #include "support/cli_errors.hpp"
+#include "support/output_files.hpp"
 #include "support/plan_options.hpp"
 #include "trace_reader.hpp"
 
@@ -252,6 +253,8 @@ void write_file(std::string const& path, std::string const& text) {
 }
 
 int run(Arguments& a) {
+  programs::check_outputs({{"--json", a.json_path}, {"--html", a.no_html ? "" : a.html_path}},
+                          {{"TRACE", a.trace}});
   replay::Trace const trace = replay::read_trace(a.trace, a.read);
   replay::ReplayOptions& options = a.replay;
   std::int32_t const own = trace.block_tokens > 0 ? trace.block_tokens : default_block_tokens;

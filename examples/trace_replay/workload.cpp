@@ -192,7 +192,9 @@ class Generator {
   std::vector<Line> lines_;
 };
 
-void check(WorkloadOptions const& o) {
+}  // namespace
+
+void require_sense(WorkloadOptions const& o) {
   auto const need = [](bool holds, char const* rule) {
     if (!holds) throw std::invalid_argument(rule);
   };
@@ -207,10 +209,8 @@ void check(WorkloadOptions const& o) {
        "--system-prompts and --num-documents must be at least 1");
 }
 
-}  // namespace
-
 void write_workload(WorkloadOptions const& options, std::ostream& out) {
-  check(options);
+  require_sense(options);
   for (Line const& line : Generator(options).lines()) {
     fmt::memory_buffer text;
     auto const at = std::back_inserter(text);

@@ -25,8 +25,11 @@ struct WorkloadOptions {
   std::int32_t num_documents = 24;
 };
 
-/// Writes one JSON line a request, in arrival order. Throws std::invalid_argument naming an option
-/// out of range.
+/// Throws std::invalid_argument naming an option out of range.
+void require_sense(WorkloadOptions const& options);
+
+/// Writes one JSON line a request, in arrival order. Throws as `require_sense`, before anything is
+/// written.
 void write_workload(WorkloadOptions const& options, std::ostream& out);
 
 }  // namespace replay

@@ -7,7 +7,27 @@
 #include <fstream>
 #include <iostream>
 
+#include "support/cli_errors.hpp"
+#include "support/output_files.hpp"
 #include "workload.hpp"
+
+namespace {
+
+int run(replay::WorkloadOptions const& options, std::string const& path) {
+  if (path.empty()) {
+    replay::write_workload(options, std::cout);
+    return std::cout.flush() ? 0 : 1;
+  }
+  // An earlier trace ends when there is a new one.
+  replay::require_sense(options);
+  programs::check_outputs({{"--output", path}}, {});
+  std::ofstream file(path);
+  replay::write_workload(options, file);
+  if (!file.flush()) throw std::runtime_error(path + ": can't be written");
+  return 0;
+}
+
+}  // namespace
 
 int main(int argc, char** argv) {
   CLI::App app{
@@ -35,22 +55,5 @@ int main(int argc, char** argv) {
       ->capture_default_str();
   app.add_option("--num-documents", options.num_documents, "documents that are asked about")
       ->capture_default_str();
-  CLI11_PARSE(app, argc, argv);
-
-  try {
-    if (path.empty()) {
-      replay::write_workload(options, std::cout);
-      return std::cout.flush() ? 0 : 1;
-    }
-    std::ofstream file(path);
-    if (file) replay::write_workload(options, file);
-    if (!file.flush()) {
-      fmt::print(stderr, "pagedkv-workload: cannot write {}\n", path);
-      return 1;
-    }
-  } catch (std::exception const& error) {
-    fmt::print(stderr, "pagedkv-workload: {}\n", error.what());
-    return 1;
-  }
-  return 0;
+  return programs::parse_and_run(app, argc, argv, [&] { return run(options, path); });
 }

@@ -165,6 +165,36 @@ TEST_CASE("what can't be read or meant ends with a message", "[report]") {
              contains_text("--cancelled must be 0 to 1"));
 }
 
+TEST_CASE("no program writes over what it reads, or over anything before its options make sense",
+          "[report]") {
+  TemporaryFolder const folder;
+  auto const path = make_workload(folder);
+  auto const before = read_file(path);
+  auto const refuse = [&](char const* program, std::string const& options,
+                          std::string const& message) {
+    INFO(program << ' ' << options);
+    auto const result = run_program(program, options);
+    CHECK(result.status == 1);
+    CHECK(result.out.empty());
+    CHECK_THAT(result.err, contains_text(message));
+    CHECK(read_file(path) == before);
+  };
+  refuse("pagedkv-replay", fmt::format("'{0}' --no-html --json '{0}'", path),
+         "--json would write over the file of TRACE");
+  refuse("pagedkv-replay", fmt::format("'{0}' --html '{0}'", path),
+         "--html would write over the file of TRACE");
+  refuse("pagedkv-replay", fmt::format("'{0}' --html '{1}' --json '{1}'", path, folder.file("x")),
+         "--html would write over the file of --json");
+  refuse("pagedkv-replay", fmt::format("'{}' --no-html --json '{}'", path, folder.file("no/x")),
+         "can't be written (--json)");
+  refuse("pagedkv-workload", fmt::format("--requests 0 --output '{}'", path),
+         "--requests must be at least 1");
+  refuse("pagedkv-workload", fmt::format("--output '{}'", folder.file("no/x")),
+         "can't be written (--output)");
+  CHECK_THAT(run_program("pagedkv-workload", "--request 5").err,
+             contains_text("did you mean --requests?"));
+}
+
 TEST_CASE("the same options make the same workload, another seed another", "[report]") {
   auto const make = [](char const* options) {
     return run_program("pagedkv-workload", options).out;

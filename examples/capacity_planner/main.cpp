@@ -61,7 +61,7 @@ int main(int argc, char** argv) {
   std::string json_path;
   app.add_option("--context-lengths", lengths, "columns of the table, e.g. 4096,32768")
       ->delimiter(',')
-      ->check(CLI::PositiveNumber)
+      ->check(programs::at_least(1))
       ->type_name("N,N,...");
   app.add_option("--json", json_path, "write the plan with all its terms to this file")
       ->type_name("FILE");

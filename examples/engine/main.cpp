@@ -15,6 +15,7 @@
 #include "load_model.hpp"
 #include "requests.hpp"
 #include "support/cli_errors.hpp"
+#include "support/format_problem.hpp"
 #include "support/output_files.hpp"
 #include "support/progress.hpp"
 #include "support/scale_report.hpp"
@@ -108,7 +109,7 @@ kv::KvFormat format_of(Arguments const& a) {
     text += "/" + a.granularity;
   }
   auto format = kv::parse_kv_format(text);
-  if (!format) throw CLI::ValidationError("--kv-format", kv::kv_format_error(text));
+  if (!format) throw CLI::ValidationError("--kv-format", programs::format_problem(text));
   bool const free_choice = a.granularity.empty() && !names_both;
   bool const takes_scales = format->granularity != kv::Granularity::none;
   // The element alone: what needs no calibration.

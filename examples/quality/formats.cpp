@@ -4,6 +4,8 @@
 #include <algorithm>
 #include <stdexcept>
 
+#include "support/format_problem.hpp"
+
 namespace quality {
 
 namespace kv = pagedkv;
@@ -32,7 +34,7 @@ std::vector<kv::KvFormat> parse_formats(std::vector<std::string> const& names) {
     } else if (auto const format = kv::parse_kv_format(name)) {
       formats.push_back(*format);
     } else {
-      throw std::invalid_argument(kv::kv_format_error(name));
+      throw std::invalid_argument(programs::format_problem(name));
     }
   }
   // Each once, in the order of all_formats().

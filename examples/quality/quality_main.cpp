@@ -94,11 +94,11 @@ void add_model_options(CLI::App& app, Arguments& a) {
   app.add_option("--text", a.text, "what the model reads")->type_name("FILE");
   app.add_option("--tokens", a.tokens,
                  "read so many tokens of the text at most, in windows all over it")
-      ->check(CLI::PositiveNumber)
+      ->check(programs::at_least(1))
       ->capture_default_str();
   app.add_option("--window", a.window,
                  "tokens that the model sees at once [512, or its context if that is shorter]")
-      ->check(CLI::PositiveNumber);
+      ->check(programs::at_least(1));
   app.add_option("--threads", a.threads, "threads of matrix products")
       ->capture_default_str()
       ->check(CLI::Range(1, 1024));
@@ -112,7 +112,7 @@ void add_scale_options(CLI::App& app, Arguments& a) {
       "read");
   app.add_option("--calibration-tokens", a.calibration_tokens,
                  "at most so many tokens make the scales")
-      ->check(CLI::PositiveNumber)
+      ->check(programs::at_least(1))
       ->capture_default_str()
       ->needs(calibrate);
   app.add_option("--scales", a.scales,

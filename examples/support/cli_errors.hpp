@@ -3,6 +3,7 @@
 /// CLI11's errors, with the option that was probably meant.
 #pragma once
 
+#include <cstdlib>
 #include <exception>
 #include <string>
 #include <vector>
@@ -13,6 +14,17 @@
 #include "support/nearest.hpp"
 
 namespace programs {
+
+/// CLI11's PositiveNumber (1) and NonNegativeNumber (0), which print a range of 309 digits.
+inline CLI::Validator at_least(int least) {
+  auto const check = [least](std::string const& text) -> std::string {
+    char* end = nullptr;
+    double const value = std::strtod(text.c_str(), &end);
+    bool const is_number = end != text.c_str();  // CLI11 refuses what isn't
+    return is_number && value < least ? fmt::format("{} is less than {}", text, least) : "";
+  };
+  return CLI::Validator(check, least > 0 ? "POSITIVE" : "NONNEGATIVE");
+}
 
 /// Like `app.exit(error)`, and names the nearest option of each that isn't one.
 inline int exit_with(CLI::App const& app, CLI::ParseError const& error) {

@@ -10,6 +10,8 @@
 
 #include <fmt/format.h>
 
+#include "support/cli_errors.hpp"
+#include "support/format_problem.hpp"
 #include "support/nearest.hpp"
 
 namespace programs {
@@ -35,31 +37,6 @@ CLI::Validator one_of(char const* what, std::vector<std::string> const& names) {
                        nearest_name(text, names), fmt::join(names, ", "));
   };
   return CLI::Validator(check, "NAME");
-}
-
-/// What could have been meant: of an element that exists its formats; else elements, with a
-/// granularity if the text has one.
-std::vector<std::string> formats_like(std::string const& text) {
-  auto const slash = text.find('/');
-  auto const known = kv::parse_element(text.substr(0, slash));
-  std::vector<std::string> names;
-  for (auto const element : kv::all_elements) {
-    if (known && *known != element) continue;
-    if (slash == std::string::npos) {
-      names.emplace_back(kv::to_string(element));
-      continue;
-    }
-    for (auto const granularity : kv::granularities_of(element)) {
-      names.push_back(kv::to_string(kv::KvFormat{element, granularity}));
-    }
-  }
-  return names;
-}
-
-std::string format_problem(std::string const& text) {
-  auto const problem = kv::kv_format_error(text);
-  if (problem.empty()) return {};
-  return fmt::format("{} (did you mean {}?)", problem, nearest_name(text, formats_like(text)));
 }
 
 CLI::Validator kv_format_name() { return CLI::Validator(&format_problem, "FORMAT"); }
@@ -214,14 +191,14 @@ void add_model_options(CLI::App& app, PlanOptions& options) {
                  fmt::format("one of: {}", fmt::join(names_of(models), ", ")))
       ->check(one_of("model", names_of(models)));
   auto const count = [&app](char const* name, auto& value, char const* help) {
-    app.add_option(name, value, help)->check(CLI::PositiveNumber)->type_name("N");
+    app.add_option(name, value, help)->check(at_least(1))->type_name("N");
   };
   count("--layers", options.num_layers, "layers of a model without a preset, or changed");
   count("--kv-heads", options.num_kv_heads, "KV heads of the whole model");
   count("--head-dim", options.head_dim, "elements of a K vector, and of a V vector");
   app.add_option("--v-head-dim", options.v_head_dim,
                  "elements of a V vector where they differ; 0: no V (latent attention)")
-      ->check(CLI::NonNegativeNumber)
+      ->check(at_least(0))
       ->type_name("N");
   app.add_option_function<std::string>(
          "--params",
@@ -238,11 +215,11 @@ void add_device_options(CLI::App& app, PlanOptions& options) {
   add_bytes(app, "--device-bytes", options.device_bytes,
             "memory of a device without a preset, or changed");
   app.add_option("--tensor-parallel", options.tensor_parallel, "devices that share each layer")
-      ->check(CLI::PositiveNumber)
+      ->check(at_least(1))
       ->capture_default_str()
       ->type_name("N");
   app.add_option("--pipeline-parallel", options.pipeline_parallel, "stages of consecutive layers")
-      ->check(CLI::PositiveNumber)
+      ->check(at_least(1))
       ->capture_default_str()
       ->type_name("N");
   app.add_option("--utilization", options.utilization,
@@ -297,11 +274,11 @@ void add_cache_options(CLI::App& app, PlanOptions& options) {
       ->check(parsed_by(&parse_length))
       ->type_name("N|auto");
   app.add_option("--block-tokens", options.block_tokens, "tokens of a block")
-      ->check(CLI::PositiveNumber)
+      ->check(at_least(1))
       ->type_name("N");
   app.add_option("--blocks", options.num_blocks,
                  "number of blocks, whatever the memory would allow")
-      ->check(CLI::PositiveNumber)
+      ->check(at_least(1))
       ->type_name("N");
   add_bytes(app, "--cache-bytes", options.cache_bytes,
             "bytes of the blocks on a device, whatever the rest takes");

@@ -92,7 +92,7 @@ void add_output_options(CLI::App& app, Arguments& a) {
 
 void add_trace_options(CLI::App& app, Arguments& a) {
   add(app, "--limit", a.read.limit, "replay the first so many requests; 0: all")
-      ->check(CLI::NonNegativeNumber);
+      ->check(programs::at_least(0));
   add(app, "--users", a.read.users,
       "claude_code: users, each takes the next session when its last one ends")
       ->check(CLI::Range(1, 1'000'000));

@@ -205,7 +205,7 @@ TEST_CASE("options that can't work are refused with what would") {
     CHECK(result.status != 0);
     return result.err;
   };
-  CHECK_THAT(error("--kv-format fp9"), contains_text("fp8_e4m3"));
+  CHECK_THAT(error("--kv-format fp8"), contains_text("did you mean fp8_e4m3?"));
   CHECK_THAT(error("--kv-format f16 --granularity per_head"), contains_text("it takes: none"));
   CHECK_THAT(error("--kv-format fp8_e4m3 --granularity per_tensor"), contains_text("--scales"));
   CHECK_THAT(error("--kv-format f32 --scales x"),

@@ -206,6 +206,9 @@ TEST_CASE("blocks given by number need no device") {
   CHECK(planned.json["num_blocks"] == 1000);
   CHECK(planned.json["sized_by"] == "num_blocks");
   CHECK(planned.json["cache_bytes"] == 1000LL * 16 * 131'072);
+  auto const none = plan("--model llama-3.1-8b --blocks 0");
+  CHECK(none.status == 105);
+  CHECK_THAT(none.err, contains_text("--blocks: 0 is less than 1\n"));
 }
 
 TEST_CASE("blocks that the device can't hold are planned and flagged") {

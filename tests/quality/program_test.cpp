@@ -36,8 +36,9 @@ TEST_CASE("the attention needle writes its rows and its page") {
 TEST_CASE("nothing asked for, a wrong name, a missing file: refused with a reason") {
   CHECK_THAT(quality("").err, contains_text("--needle, or --model with --text"));
   CHECK_THAT(quality("--needle middle").err, contains_text("attention"));
-  auto const unknown = quality("--needle attention --formats fp9");
-  CHECK_THAT(unknown.err, contains_text("--formats: unknown KV element 'fp9'"));
+  auto const unknown = quality("--needle attention --formats fp8");
+  CHECK_THAT(unknown.err, contains_text("--formats: unknown KV element 'fp8'"));
+  CHECK_THAT(unknown.err, contains_text("did you mean fp8_e4m3?"));
   CHECK(unknown.status == 105);
   CHECK_THAT(quality("--needle attention --lengths 10").err, contains_text("64"));
   CHECK_THAT(quality("--needle model").err, contains_text("--model"));

@@ -144,6 +144,22 @@ std::vector<kv::KvFormat> formats_of(Arguments const& a) try {
   throw CLI::ValidationError("--formats", error.what());
 }
 
+/// Those of `formats_of` that need scales, and the file that --calibrate writes for each.
+std::vector<kv::KvFormat> static_formats(Arguments const& a) {
+  auto formats = formats_of(a);
+  std::erase_if(formats, [](auto format) { return !quality::is_static(format); });
+  return formats;
+}
+std::vector<std::string> calibrated_files(Arguments const& a) {
+  auto const formats = static_formats(a);
+  auto const path = a.scales.empty() ? "kv_cache_scales.json" : a.scales.front();
+  std::vector<std::string> files;
+  for (auto const format : formats) {
+    files.push_back(quality::scale_path(path, format, formats.size() == 1));
+  }
+  return files;
+}
+
 void require_sense(Arguments const& a) {
   (void)formats_of(a);
   if (a.needles.empty() && (a.model.empty() || a.text.empty())) {
@@ -245,7 +261,11 @@ class ModelRun {
     return tokens;
   }
   std::int32_t window() const {
-    return a_.window.value_or(std::min(512, loaded_.model.config.max_positions));
+    auto const positions = loaded_.model.config.max_positions;
+    auto const window = a_.window.value_or(std::min(512, positions));
+    if (window <= positions) return window;  // else scales would be of positions that there aren't
+    throw std::runtime_error(
+        fmt::format("--window {}: the model takes {} tokens at most", window, positions));
   }
   std::size_t calibration_length() const {
     return std::min(text_.size() / 4, static_cast<std::size_t>(a_.calibration_tokens));
@@ -253,7 +273,8 @@ class ModelRun {
 
   std::vector<quality::ScaledFormat> scaled_formats() const {
     auto const formats = formats_of(a_);
-    auto const files = a_.calibrate ? write_scales(formats) : a_.scales;
+    if (a_.calibrate) write_scales();
+    auto const files = a_.calibrate ? calibrated_files(a_) : a_.scales;
     auto const& config = loaded_.model.config;
     std::vector<quality::ScaledFormat> scaled;
     for (auto const format : formats) {
@@ -273,21 +294,17 @@ class ModelRun {
     return scaled;
   }
 
-  /// Calibrates, and returns the files.
-  std::vector<std::string> write_scales(std::vector<kv::KvFormat> formats) const {
-    std::erase_if(formats, [](auto format) { return !quality::is_static(format); });
-    if (formats.empty()) return {};
+  void write_scales() const {
+    auto const formats = static_formats(a_);
+    if (formats.empty()) return;
     auto const part = std::span(text_).first(calibration_);
     auto const sets = quality::calibrate(loaded_.model, name_, part, window(), formats);
-    auto const path = a_.scales.empty() ? "kv_cache_scales.json" : a_.scales.front();
-    std::vector<std::string> files;
-    for (auto const& set : sets) {
-      files.push_back(quality::scale_path(path, set.format, sets.size() == 1));
-      kv::quant::write_scale_file(files.back(), set);
-      fmt::print("Scales of {} ({}): {}\n", kv::to_string(set.format), set.made, files.back());
+    auto const files = calibrated_files(a_);
+    for (std::size_t i = 0; i < files.size(); ++i) {
+      kv::quant::write_scale_file(files[i], sets[i]);
+      fmt::print("Scales of {} ({}): {}\n", kv::to_string(sets[i].format), sets[i].made, files[i]);
     }
     fmt::print("\n");
-    return files;
   }
 
   Arguments const& a_;
@@ -304,7 +321,8 @@ void check_files(Arguments const& a) {
   std::vector<programs::NamedFile> written = {{"--json", a.json_path}, {"--html", a.html_path}};
   std::vector<programs::NamedFile> read = {
       {"--model", a.model}, {"--tokenizer", a.tokenizer}, {"--text", a.text}};
-  for (auto const& path : a.scales) (a.calibrate ? written : read).push_back({"--scales", path});
+  auto const scales = a.calibrate ? calibrated_files(a) : a.scales;
+  for (auto const& path : scales) (a.calibrate ? written : read).push_back({"--scales", path});
   programs::check_outputs(written, read);
 }
 

@@ -59,6 +59,14 @@ TEST_CASE("files that can't be written, or would be written over, are refused be
   CHECK(nowhere.status == 1);
   CHECK(nowhere.out.empty());
   CHECK_THAT(nowhere.err, contains_text("can't be written (--json)"));
+  // --calibrate writes a file for each static format.
+  auto const text = folder.file("s.fp8_e4m3.per_head.json");
+  std::ofstream(text) << "a text";
+  auto const scales = quality("--model m --calibrate --formats fp8_e4m3 --text " + text +
+                              " --scales " + folder.file("s.json"));
+  CHECK(scales.status == 1);
+  CHECK_THAT(scales.err, contains_text("--scales would write over the file of --text"));
+  CHECK(testing::read_file(text) == "a text");
   CHECK(testing::read_file(json).empty());
 }
 
@@ -103,6 +111,13 @@ TEST_CASE("a model's rows, with calibrated scales in files that serve again") {
   CHECK(rows[0]["kl"] == 0.0);
   CHECK(rows[0]["top1"] == 1.0);
   CHECK(rows[0]["bytes_per_token"] == 1280);
+
+  auto const unmade = folder.file("unmade.json");
+  auto const wide = quality(stories.arguments + "--formats int8/per_head --calibrate --scales " +
+                            unmade + " --window 513");
+  CHECK(wide.status == 1);
+  CHECK_THAT(wide.err, contains_text("--window 513: the model takes 512 tokens at most"));
+  CHECK(testing::read_file(unmade).empty());
 
   auto const again = folder.file("again.json");
   auto const one = folder.file("scales.fp8_e4m3.per_tensor.json");

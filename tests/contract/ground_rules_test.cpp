@@ -226,6 +226,7 @@ Cost step_cost(std::int32_t idle) {
 }  // namespace
 
 TEST_CASE("contract 17: the cost of a step doesn't depend on how much is cached") {
+  if (PAGEDKV_ASSERT_LEVEL >= 2) return;  // each verb ends with a recount of the pool
   Cost const none = step_cost(0);
   Cost const some = step_cost(1'000);
   Cost const much = step_cost(200'000);

@@ -29,12 +29,16 @@ WIDE_LOAD = re.compile(r"^\s*(?:@%p\d+ )?ld\.global[.\w:]*\.v4\.")
 STORE = re.compile(r"^\s*(?:@%p\d+ )?st\.global[.\w:]*\.v[24]\.")
 NARROW = re.compile(r"(?:ld|st)\.global[.\w:]*\.[usb](?:8|16)\b")
 WIDE = re.compile(r"(?:ld|st)\.global[.\w:]*\.v[24]\.")
+ACCESS = re.compile(r"\b(?:ld|st|atom|red)\.global\b")
+WAIT = re.compile(r"griddepcontrol\.wait")
 # The same in machine code.
 SASS_CONVERT = re.compile(r"\bF2FP\.SATFINITE\.E[45]M[23]\.F32\.PACK")
 SASS_WIDE_LOAD = re.compile(r"\bLDG\.[.\w]*\b128\b")
 SASS_STORE = re.compile(r"\bSTG\.[.\w]*\b(?:64|128)\b")
 SASS_NARROW = re.compile(r"\b(?:LDG|STG)\.[.\w]*\b[US](?:8|16)\b")
 SASS_WIDE = re.compile(r"\b(?:LDG|STG)\.[.\w]*\b128\b")
+SASS_ACCESS = re.compile(r"\b(?:LDG|STG|LD|ST|ATOMG|REDG)\.E\b")
+SASS_WAIT = re.compile(r"\bACQBULK\b")
 
 
 class Kernel:
@@ -116,9 +120,17 @@ def access_problems(name, code, narrow, wide, wide_load, store):
     return found
 
 
+def is_early(code, access, wait):
+    """Whether global memory is accessed before the kernel ahead has ended."""
+    first, waits = access.search(code), wait.search(code)
+    return bool(first and waits and first.start() < waits.start())
+
+
 def sass_problems(k):
     """What is wrong with a kernel's machine code, in words."""
     found = []
+    if is_early(k.sass, SASS_ACCESS, SASS_WAIT):
+        found.append("an access before the wait")
     for pattern, what in ((r"\bD(?:ADD|MUL|FMA|SETP)\b", "double"),
                           (r"\b(?:LDL|STL)\b", "local memory")):
         if re.search(pattern, k.sass):
@@ -159,7 +171,9 @@ def problems_of(k):
         if limit and k.registers > limit:
             found.append(f"{k.registers} registers; at most {limit}")
     found += access_problems(k.name, k.body, NARROW, WIDE, WIDE_LOAD, STORE)
-    waits = "griddepcontrol.wait" in k.body
+    if is_early(k.body, ACCESS, WAIT):
+        found.append("an access before griddepcontrol.wait")
+    waits = WAIT.search(k.body) is not None
     releases = "griddepcontrol.launch_dependents" in k.body
     late = number(k.arch) >= 90
     if waits != late:
@@ -261,6 +275,10 @@ def plant(kernels):
          "before the first store"),
         (changed(static, r"griddepcontrol\.wait", "nop"), "griddepcontrol.wait"),
         (changed(dynamic, r"griddepcontrol\.launch_dependents", "nop"), "launch_dependents"),
+        (changed(of("write_static", low), r"ret;", "griddepcontrol.wait;\nret;"),
+         "griddepcontrol below 9.0"),
+        (changed(static, r"griddepcontrol\.wait;",
+                 "ld.global.nc.u32 %r1, [%rd1];\ngriddepcontrol.wait;"), "before griddepcontrol.wait"),
         (with_value(static, spills=8), "spilled"),
         (with_value(static, registers=41), "registers"),
         (with_value(dynamic, registers=65), "registers"),
@@ -285,6 +303,8 @@ def plant(kernels):
             (with_value(static, sass="STG.E.128 [R2.64], R4 ;\n" + static.sass),
              "before the first store; at least 4 in machine code"),
             (with_code(of_any, "STG.E.128 [R2.64], R4"), "16 bytes in machine code"),
+            (with_value(static, sass="LDG.E.CONSTANT R2, desc[UR4][R4.64] ;\n" + static.sass),
+             "before the wait in machine code"),
         ]
     missed = [what for k, what in planted
               if not any(what in problem for problem in problems_of(k))]

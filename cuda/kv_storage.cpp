@@ -15,6 +15,7 @@ namespace {
 
 void require(cudaError_t error, char const* call) {
   if (error == cudaSuccess) return;
+  static_cast<void>(cudaGetLastError());  // told here, it is not the next launch's
   raise("cuda::KvStorage: " + std::string(call) + ": " + cudaGetErrorString(error) +
         " (cudaError " + std::to_string(static_cast<int>(error)) + ")");
 }

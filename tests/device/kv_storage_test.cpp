@@ -182,6 +182,16 @@ TEST_CASE("a device pool that can't be had says which call failed, for how many 
              contains_text("takes 3 static scales; 0 are given"));
 
   // In the middle: what was allocated is given back.
+  std::string const calls[] = {"cudaMalloc", "cudaMemsetAsync", "cudaMemcpyAsync",
+                               "cudaMemcpyAsync"};
+  for (int i = 0; i < 4; ++i) {
+    emulated::fail_next_call(cudaErrorInvalidValue, i);
+    CHECK_THAT(message_of(make), contains_text(calls[i]));
+    CHECK(emulated::live_allocations() == live);
+  }
+  CHECK(message_of(make).empty());
+
+  // Nor is it set up while something is captured.
   REQUIRE(cudaStreamBeginCapture(stream, cudaStreamCaptureModeGlobal) == cudaSuccess);
   CHECK_THAT(message_of(make), contains_text("not permitted when stream is capturing"));
   cudaGraph_t graph = nullptr;

@@ -423,6 +423,10 @@ TEST_CASE("a ring that can't be had says why, and an upload what the runtime say
   CHECK_THAT(message_of([&] { cuda::StagingRing const ring(most, 2); }),
              contains_text("cudaMallocHost of "));
   CHECK(emulated::live_allocations() == live);
+  emulated::fail_next_call(cudaErrorMemoryAllocation, 1);
+  CHECK_THAT(message_of([&] { cuda::StagingRing const ring(most, 2); }),
+             contains_text("cudaMalloc of "));
+  CHECK(emulated::live_allocations() == live);
 
   emulated::Stream const stream;
   cuda::StagingRing ring(most, 2);

@@ -19,8 +19,12 @@ Memories on_device;
 Memories pinned;
 emulated::RuntimeCalls calls;
 cudaError_t next_error = cudaSuccess;
+int calls_before_it = 0;
 
-cudaError_t take_error() noexcept { return std::exchange(next_error, cudaSuccess); }
+cudaError_t take_error() noexcept {
+  if (next_error == cudaSuccess || calls_before_it-- > 0) return cudaSuccess;
+  return std::exchange(next_error, cudaSuccess);
+}
 
 bool holds(Memories const& memories, void const* address, std::size_t bytes) {
   auto const* const first = static_cast<char const*>(address);
@@ -85,7 +89,10 @@ PAGEDKV_NAMESPACE_BEGIN
 namespace cuda {
 namespace emulated {
 RuntimeCalls const& runtime_calls() noexcept { return calls; }
-void fail_next_call(cudaError_t error) noexcept { next_error = error; }
+void fail_next_call(cudaError_t error, int after) noexcept {
+  next_error = error;
+  calls_before_it = after;
+}
 std::size_t live_allocations() noexcept { return on_device.size() + pinned.size(); }
 }  // namespace emulated
 }  // namespace cuda

@@ -20,8 +20,9 @@ struct RuntimeCalls {
 };
 [[nodiscard]] RuntimeCalls const& runtime_calls() noexcept;
 
-/// The next call that allocates, copies or sets memory does nothing and returns this.
-void fail_next_call(cudaError_t error) noexcept;
+/// The next call that allocates, copies or sets memory, after so many that do, does nothing and
+/// returns this.
+void fail_next_call(cudaError_t error, int after = 0) noexcept;
 
 /// Allocations of either memory that nobody has freed.
 [[nodiscard]] std::size_t live_allocations() noexcept;

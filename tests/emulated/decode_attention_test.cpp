@@ -183,10 +183,19 @@ void check(Case const& c) {
 constexpr KvFormat e4m3{Element::fp8_e4m3, Granularity::per_token_head};
 constexpr KvFormat bf16{Element::bf16, Granularity::none};
 
+/// TSan sees what threads share, which the element doesn't change.
+std::vector<KvFormat> decode_formats() {
+  std::vector<KvFormat> formats = all_formats();
+#if PAGEDKV_UNDER_TSAN
+  std::erase_if(formats, [](KvFormat format) { return format != e4m3 && format != bf16; });
+#endif
+  return formats;
+}
+
 }  // namespace
 
 TEST_CASE("attention over every format is the oracle's within a thousandth") {
-  for (KvFormat const format : all_formats()) {
+  for (KvFormat const format : decode_formats()) {
     check({.format = format, .group = 3, .num_splits = 2});
     check({.format = format, .dim = 128, .layout = {BlockOrder::hnd, PoolOrder::block_major}});
   }

@@ -125,6 +125,29 @@ TEST_CASE("block-major keeps all layers of a block in one run") {
   }
 }
 
+TEST_CASE("in block-major every tensor begins at a multiple of 16, whatever scales go before") {
+  for (std::int32_t const num_layers : {1, 2, 3}) {
+    for (std::int32_t const num_kv_heads : {1, 3}) {
+      for (kv::KvFormat const format :
+           {kv::KvFormat{Element::fp8_e4m3, Granularity::per_block_head},
+            kv::KvFormat{Element::int4, Granularity::per_token_head}}) {
+        Geometry const g{.num_layers = num_layers,
+                         .num_kv_heads = num_kv_heads,
+                         .head_dim_k = 64,
+                         .head_dim_v = 16,
+                         .block_tokens = 1,
+                         .format = format};
+        KvStorage storage(g, 2, {BlockOrder::nhd, PoolOrder::block_major});
+        auto const* const base = storage.memory().data();
+        for (auto const& layer : storage.view().layers) {
+          CHECK((layer.k.vector(1, 0, 0) - base) % 16 == 0);
+          CHECK((layer.v.vector(1, 0, 0) - base) % 16 == 0);
+        }
+      }
+    }
+  }
+}
+
 TEST_CASE("layouts put neighbours where their names say") {
   Geometry const g{.num_layers = 1,
                    .num_kv_heads = 2,

@@ -52,6 +52,8 @@ using StaticScales = quant::LayerScales;
 namespace detail {
 
 inline constexpr std::int64_t placement_line = 64;
+/// What kernels read at once, ours and other people's.
+inline constexpr std::int64_t vector_alignment = 16;
 
 /// K, or V, of one layer: sizes, and where its parts begin, in bytes from the start of the memory.
 struct TensorPlace {
@@ -96,7 +98,7 @@ class KvPlacement {
   /// geometry.static_scale_bytes(), exactly.
   [[nodiscard]] std::int64_t bytes() const noexcept { return bytes_; }
   /// The same and what alignment adds. layer_major: each array begins at a multiple of 64, up to
-  /// 63 bytes an array. block_major: each block does, and each of its tensors at a multiple of 4.
+  /// 63 bytes an array. block_major: each block does, and each of its tensors at a multiple of 16.
   [[nodiscard]] std::int64_t allocated_bytes() const noexcept { return allocated_bytes_; }
   /// Of these, the blocks with their scales: the first. Static scales follow.
   [[nodiscard]] std::int64_t bytes_of_blocks() const noexcept { return bytes_of_blocks_; }
@@ -194,8 +196,8 @@ inline void KvPlacement::place_block_major() noexcept {
     at += t.scale_floats * bytes_per_scale;
   }
   for (detail::TensorPlace& t : tensors_) {
-    t.data = at;
-    at = detail::round_up(at + t.data_bytes, bytes_per_scale);
+    t.data = detail::round_up(at, detail::vector_alignment);
+    at = t.data + t.data_bytes;
   }
   block_bytes_ = detail::round_up(at, detail::placement_line);
   allocated_bytes_ = num_blocks_ * block_bytes_;

@@ -73,8 +73,8 @@ class TwoStreams {
     }
     REQUIRE(cuda::write_kv(pool_.view(), 0, rows.device_k.rows(), {}, {rows.slots.data(), tokens},
                            writer_.get()) == cudaSuccess);
-    Event written(writer_);
-    written.hold_back(reader_);
+    // The event is gone before either stream gets there.
+    Event(writer_).hold_back(reader_);
     cuda::GatherRanges ranges;
     ranges.indices = rows.table.data();
     ranges.table_stride = 2;
@@ -84,7 +84,7 @@ class TwoStreams {
     REQUIRE(cuda::gather_kv(pool_.view(), 0, ranges, rows.device_out.mutable_rows(), {},
                             reader_.get()) == cudaSuccess);
     { auto const closed = std::move(*sequence); }
-    in_flight_.push_back({cache_.end_step(), std::move(written), Event(reader_)});
+    in_flight_.push_back({cache_.end_step(), Event(reader_)});
   }
 
   /// Waits for all; how many sequences were read as they were written.
@@ -101,7 +101,6 @@ class TwoStreams {
  private:
   struct InFlight {
     Tick tick;
-    Event written;
     Event read;
   };
   void reclaim_oldest() {

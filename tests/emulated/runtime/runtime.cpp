@@ -71,12 +71,20 @@ void destroy(T* object) {
 
 }  // namespace
 
-struct CUevent_st {
+/// A place in a stream. What was told to wait for it keeps it: the event may be recorded elsewhere
+/// or destroyed meanwhile.
+struct Mark {
   cudaStream_t stream = nullptr;
-  std::uint64_t recorded = 0;
-  std::uint64_t reached = 0;
+  bool is_reached = false;
   std::chrono::steady_clock::time_point reached_at{};
-  [[nodiscard]] bool has_passed() const noexcept { return reached == recorded; }
+
+  cudaError_t reach() {
+    if (is_reached) return cudaSuccess;
+    return emulated::run_stream(stream, [this] { return is_reached; });
+  }
+};
+struct CUevent_st {
+  std::shared_ptr<Mark> mark;  ///< null: not recorded yet
 };
 struct CUgraph_st {
   std::vector<emulated::Work> work;
@@ -175,37 +183,33 @@ cudaError_t cudaEventCreateWithFlags(cudaEvent_t* event, unsigned /*flags*/) {
   return cudaSuccess;
 }
 cudaError_t cudaEventDestroy(cudaEvent_t event) {
-  auto const error = cudaEventSynchronize(event);
   destroy(event);
-  return error;
+  return cudaSuccess;
 }
 cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t stream) {
-  event->stream = stream;
-  auto const number = ++event->recorded;
-  return emulated::enqueue(stream, [=] {
-    event->reached = number;
-    event->reached_at = std::chrono::steady_clock::now();
+  event->mark = std::make_shared<Mark>(Mark{.stream = stream});
+  return emulated::enqueue(stream, [mark = event->mark] {
+    mark->is_reached = true;
+    mark->reached_at = std::chrono::steady_clock::now();
     return cudaSuccess;
   });
 }
 cudaError_t cudaEventQuery(cudaEvent_t event) {
-  return event->has_passed() ? cudaSuccess : cudaErrorNotReady;
+  return event->mark == nullptr || event->mark->is_reached ? cudaSuccess : cudaErrorNotReady;
 }
 cudaError_t cudaEventSynchronize(cudaEvent_t event) {
-  if (event->has_passed()) return cudaSuccess;
-  return emulated::run_stream(event->stream, [=] { return event->has_passed(); });
+  return event->mark == nullptr ? cudaSuccess : event->mark->reach();
 }
 cudaError_t cudaEventElapsedTime(float* milliseconds, cudaEvent_t begin, cudaEvent_t end) {
-  if (!begin->has_passed() || !end->has_passed()) return cudaErrorNotReady;
-  *milliseconds =
-      std::chrono::duration<float, std::milli>(end->reached_at - begin->reached_at).count();
+  if (begin->mark == nullptr || end->mark == nullptr) return cudaErrorInvalidValue;
+  if (!begin->mark->is_reached || !end->mark->is_reached) return cudaErrorNotReady;
+  auto const elapsed = end->mark->reached_at - begin->mark->reached_at;
+  *milliseconds = std::chrono::duration<float, std::milli>(elapsed).count();
   return cudaSuccess;
 }
 cudaError_t cudaStreamWaitEvent(cudaStream_t stream, cudaEvent_t event, unsigned /*flags*/) {
-  auto const number = event->recorded;
-  return emulated::enqueue(stream, [=] {
-    return emulated::run_stream(event->stream, [=] { return event->reached >= number; });
-  });
+  if (event->mark == nullptr) return cudaSuccess;
+  return emulated::enqueue(stream, [mark = event->mark] { return mark->reach(); });
 }
 
 cudaError_t cudaStreamBeginCapture(cudaStream_t stream, cudaStreamCaptureMode /*mode*/) {

@@ -52,7 +52,7 @@ class DeviceArray {
   DeviceArray(std::vector<T> const& content, WorkStream const& stream)
       : DeviceArray(content.size()) {
     require_success(cudaMemcpyAsync(data_, content.data(), content.size() * sizeof(T),
-                                    cudaMemcpyHostToDevice, stream.get()),
+                                    cudaMemcpyHostToDevice, stream),
                     "a copy to the device");
     stream.wait();
   }
@@ -62,9 +62,9 @@ class DeviceArray {
   [[nodiscard]] T* data() const noexcept { return static_cast<T*>(data_); }
   [[nodiscard]] std::vector<T> copy(WorkStream const& stream) const {
     std::vector<T> content(size_);
-    require_success(cudaMemcpyAsync(content.data(), data_, size_ * sizeof(T),
-                                    cudaMemcpyDeviceToHost, stream.get()),
-                    "a copy from the device");
+    require_success(
+        cudaMemcpyAsync(content.data(), data_, size_ * sizeof(T), cudaMemcpyDeviceToHost, stream),
+        "a copy from the device");
     stream.wait();
     return content;
   }
@@ -169,7 +169,7 @@ class Pools {
   Pools(KvFormat format, std::int32_t num_blocks, WorkStream const& stream,
         std::int32_t num_layers = 1)
       : host(geometry_of(format, num_layers), num_blocks, {}, static_scales(format, num_layers)),
-        device(geometry_of(format, num_layers), num_blocks, stream.get(), {},
+        device(geometry_of(format, num_layers), num_blocks, stream, {},
                static_scales(format, num_layers)),
         stream_(stream) {}
 
@@ -189,7 +189,7 @@ class Pools {
       }
     }
     require_success(cudaMemcpyAsync(device.memory().data(), host.memory().data(),
-                                    host.memory().size(), cudaMemcpyHostToDevice, stream_.get()),
+                                    host.memory().size(), cudaMemcpyHostToDevice, stream_),
                     "a copy to the device");
     stream_.wait();
   }
@@ -202,7 +202,7 @@ class Pools {
     auto const here = host.memory();
     std::vector<std::byte> there(here.size());
     require_success(cudaMemcpyAsync(there.data(), device.memory().data(), there.size(),
-                                    cudaMemcpyDeviceToHost, stream_.get()),
+                                    cudaMemcpyDeviceToHost, stream_),
                     "a copy from the device");
     stream_.wait();
     return std::memcmp(here.data(), there.data(), here.size()) == 0;

@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "catch.hpp"
+#include "cuda_objects.hpp"
 #include "device_pool.hpp"
 #include "runtime_control.hpp"
 
@@ -73,7 +74,7 @@ class EngineMemory final : public cuda::Allocator {
 TEST_CASE("a device pool holds what the host's does, tensor by tensor") {
   Geometry const g = mixed_geometry();
   for (auto const layout : all_layouts) {
-    emulated::Stream const stream;
+    WorkStream const stream;
     KvStorage host(g, 6, layout, scales_for(g));
     cuda::KvStorage device(g, 6, stream, layout, scales_for(g));
     REQUIRE(kv_view_error(device.view()).empty());
@@ -93,7 +94,7 @@ TEST_CASE("a device pool holds what the host's does, tensor by tensor") {
 }
 
 TEST_CASE("the device has a copy of the layers") {
-  emulated::Stream const stream;
+  WorkStream const stream;
   Geometry const g = mixed_geometry();
   cuda::KvStorage storage(g, 6, stream, {}, scales_for(g));
   auto const layers = storage.view().layers;
@@ -106,7 +107,7 @@ TEST_CASE("the device has a copy of the layers") {
 TEST_CASE("operations on a device pool leave the oracle's bytes") {
   Geometry const g = mixed_geometry();
   for (auto const layout : all_layouts) {
-    emulated::Stream const stream;
+    WorkStream const stream;
     KvStorage oracle(g, 6, layout, scales_for(g));
     cuda::KvStorage storage(g, 6, stream, layout, scales_for(g));
     std::vector<Slot> const slots = {0, 1, 7, padding_slot, 14, 22, 29};
@@ -140,7 +141,7 @@ TEST_CASE("operations on a device pool leave the oracle's bytes") {
 }
 
 TEST_CASE("a device pool takes the engine's memory once and gives it back once") {
-  emulated::Stream const stream;
+  WorkStream const stream;
   Geometry const g = mixed_geometry();
   EngineMemory memory;
   auto const live = emulated::live_allocations();
@@ -161,7 +162,7 @@ TEST_CASE("a device pool takes the engine's memory once and gives it back once")
 }
 
 TEST_CASE("a device pool that can't be had says which call failed, for how many bytes") {
-  emulated::Stream const stream;
+  WorkStream const stream;
   Geometry const g = mixed_geometry();
   auto const live = emulated::live_allocations();
   auto const make = [&] { cuda::KvStorage const storage(g, 6, stream, {}, scales_for(g)); };

@@ -7,6 +7,7 @@
 
 #include "../alloc/counting.hpp"
 #include "catch.hpp"
+#include "cuda_objects.hpp"
 #include "device_pool.hpp"
 #include "runtime_control.hpp"
 
@@ -138,7 +139,7 @@ std::string message_of(Make make) {
 }  // namespace
 
 TEST_CASE("a staged step has on the device what the batch builds") {
-  emulated::Stream const stream;
+  WorkStream const stream;
   Engine engine;
   Engine twin;
   cuda::StagingRing ring(cuda::largest_step(engine.cache, limits), 2);
@@ -165,7 +166,7 @@ TEST_CASE("a staged step has on the device what the batch builds") {
 }
 
 TEST_CASE("a buffer is written again only after its tick is reclaimed") {
-  emulated::Stream const stream;
+  WorkStream const stream;
   Engine engine;
   Engine twin;
   cuda::StagingRing ring(cuda::largest_step(engine.cache, limits), 3);
@@ -208,7 +209,7 @@ TEST_CASE("a buffer is written again only after its tick is reclaimed") {
 
 TEST_CASE("an engine that reclaims before the copy has run copies the wrong step") {
   // What the ring is there for, and that these tests would see it.
-  emulated::Stream const stream;
+  WorkStream const stream;
   Engine engine;
   Engine twin;
   cuda::StagingRing ring(cuda::largest_step(engine.cache, limits), 1);
@@ -226,7 +227,7 @@ TEST_CASE("an engine that reclaims before the copy has run copies the wrong step
 }
 
 TEST_CASE("steps of equal counts lie at equal addresses, and their ends do nothing") {
-  emulated::Stream const stream;
+  WorkStream const stream;
   Engine engine;
   Engine twin;
   cuda::StagingRing ring(cuda::largest_step(engine.cache, limits), 2);
@@ -287,7 +288,7 @@ TEST_CASE("a step that outgrows the ring is named, and nothing of it handed out"
 }
 
 TEST_CASE("an array of 0 entries is left to the engine") {
-  emulated::Stream const stream;
+  WorkStream const stream;
   Engine engine;
   BatchStep some = cuda::largest_step(engine.cache, limits);
   some.num_copies = some.num_indices = 0;
@@ -384,7 +385,7 @@ TEST_CASE("a step that can't be padded so far is staged without, as if nobody ha
 TEST_CASE("a ring allocates when it is made, copies once a step, and gives back what it took") {
   auto const live = emulated::live_allocations();
   {
-    emulated::Stream const stream;
+    WorkStream const stream;
     Engine engine;
     cuda::StagingRing ring(cuda::largest_step(engine.cache, limits), 2);
     auto const before = emulated::runtime_calls();
@@ -428,7 +429,7 @@ TEST_CASE("a ring that can't be had says why, and an upload what the runtime say
              contains_text("cudaMalloc of "));
   CHECK(emulated::live_allocations() == live);
 
-  emulated::Stream const stream;
+  WorkStream const stream;
   cuda::StagingRing ring(most, 2);
   engine.schedule();
   auto const step = ring.stage(engine.batch, engine.cache.open_tick());

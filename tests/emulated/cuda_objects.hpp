@@ -29,7 +29,9 @@ class WorkStream {
   }
   WorkStream(WorkStream const&) = delete;
   WorkStream& operator=(WorkStream const&) = delete;
-  [[nodiscard]] cudaStream_t get() const noexcept { return stream_; }
+  // Implicit, so that it is passed as the handle.
+  // NOLINTNEXTLINE(google-explicit-constructor)
+  operator cudaStream_t() const noexcept { return stream_; }
   void wait() const { require_success(cudaStreamSynchronize(stream_), "the stream's work"); }
 
  private:
@@ -41,7 +43,7 @@ class Event {
  public:
   explicit Event(WorkStream const& stream, unsigned flags = cudaEventDisableTiming) {
     require_success(cudaEventCreateWithFlags(&event_, flags), "an event");
-    require_success(cudaEventRecord(event_, stream.get()), "recording an event");
+    require_success(cudaEventRecord(event_, stream), "recording an event");
   }
   ~Event() {
     if (event_ != nullptr) static_cast<void>(cudaEventDestroy(event_));
@@ -50,7 +52,7 @@ class Event {
   Event& operator=(Event&&) = delete;
   /// What `stream` does from here on comes after it.
   void hold_back(WorkStream const& stream) const {
-    require_success(cudaStreamWaitEvent(stream.get(), event_, 0), "waiting for an event");
+    require_success(cudaStreamWaitEvent(stream, event_, 0), "waiting for an event");
   }
   void wait() const { require_success(cudaEventSynchronize(event_), "the work before an event"); }
   /// Requires: both have been reached, and were made with `cudaEventDefault`.
@@ -69,10 +71,10 @@ class Graph {
  public:
   template <class Work>
   Graph(WorkStream const& stream, Work work) {
-    require_success(cudaStreamBeginCapture(stream.get(), cudaStreamCaptureModeGlobal), "capture");
-    work(stream.get());
+    require_success(cudaStreamBeginCapture(stream, cudaStreamCaptureModeGlobal), "capture");
+    work(stream);
     cudaGraph_t graph = nullptr;
-    require_success(cudaStreamEndCapture(stream.get(), &graph), "the end of a capture");
+    require_success(cudaStreamEndCapture(stream, &graph), "the end of a capture");
     cudaError_t const error = cudaGraphInstantiate(&exec_, graph, 0);
     static_cast<void>(cudaGraphDestroy(graph));
     require_success(error, "a graph");
@@ -81,7 +83,7 @@ class Graph {
   Graph(Graph const&) = delete;
   Graph& operator=(Graph const&) = delete;
   void launch(WorkStream const& stream) const {
-    require_success(cudaGraphLaunch(exec_, stream.get()), "launching a graph");
+    require_success(cudaGraphLaunch(exec_, stream), "launching a graph");
   }
 
  private:

@@ -72,7 +72,7 @@ class TwoStreams {
       }
     }
     REQUIRE(cuda::write_kv(pool_.view(), 0, rows.device_k.rows(), {}, {rows.slots.data(), tokens},
-                           writer_.get()) == cudaSuccess);
+                           writer_) == cudaSuccess);
     // The event is gone before either stream gets there.
     Event(writer_).hold_back(reader_);
     cuda::GatherRanges ranges;
@@ -81,8 +81,8 @@ class TwoStreams {
     ranges.row_offsets = rows.row_offsets.data();
     ranges.num_sequences = 1;
     ranges.max_rows = tokens;
-    REQUIRE(cuda::gather_kv(pool_.view(), 0, ranges, rows.device_out.mutable_rows(), {},
-                            reader_.get()) == cudaSuccess);
+    REQUIRE(cuda::gather_kv(pool_.view(), 0, ranges, rows.device_out.mutable_rows(), {}, reader_) ==
+            cudaSuccess);
     { auto const closed = std::move(*sequence); }
     in_flight_.push_back({cache_.end_step(), Event(reader_)});
   }

@@ -27,23 +27,6 @@ void fail_next_call(cudaError_t error, int after = 0) noexcept;
 /// Allocations of either memory that nobody has freed.
 [[nodiscard]] std::size_t live_allocations() noexcept;
 
-/// A stream that is destroyed, without its errors, at the end of a test.
-class Stream {
- public:
-  Stream() noexcept {
-    static_cast<void>(cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking));
-  }
-  ~Stream() { static_cast<void>(cudaStreamDestroy(stream_)); }
-  Stream(Stream const&) = delete;
-  Stream& operator=(Stream const&) = delete;
-  // Implicit, so that it is passed as the handle.
-  // NOLINTNEXTLINE(google-explicit-constructor)
-  operator cudaStream_t() const noexcept { return stream_; }
-
- private:
-  cudaStream_t stream_ = nullptr;
-};
-
 }  // namespace emulated
 }  // namespace cuda
 PAGEDKV_NAMESPACE_END

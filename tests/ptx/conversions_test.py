@@ -6,21 +6,18 @@
 80 converts by integers, 90 fp8 by the machine's instructions. What is expected is searched for: the
 code whose number is nearest, of two the even one.
 """
-import argparse
 import bisect
 import math
 import os
 import struct
-import subprocess
 import sys
-import tempfile
 import unittest
 
 sys.dont_write_bytecode = True
 sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
+from emitted import arguments, ptx_of  # noqa: E402
 from interpreter import Device, Module, b32, bf16, f16, f32  # noqa: E402
 
-HERE = os.path.dirname(os.path.abspath(__file__))
 F16, BF16, E4M3, E5M2, INT8 = 1, 2, 3, 4, 5
 READ = {F16: f16, BF16: bf16}
 # Bits of the mantissa, bias of the exponent, the largest finite code.
@@ -104,16 +101,7 @@ class Conversions(unittest.TestCase):
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--nvcc", default="nvcc")
-    parser.add_argument("--arch", type=int, default=80)
-    options, rest = parser.parse_known_args()
+    options, rest = arguments()
     arch = options.arch
-    with tempfile.TemporaryDirectory() as folder:
-        out = os.path.join(folder, "conversions.ptx")
-        subprocess.run([options.nvcc, "-std=c++20", "-O3", "-ptx", f"-arch=compute_{arch}",
-                        "-I", os.path.join(HERE, "../../include"),
-                        os.path.join(HERE, "conversions.cu"), "-o", out], check=True)
-        with open(out) as file:
-            module = Module(file.read())
-    unittest.main(argv=sys.argv[:1] + rest)
+    module = Module(ptx_of("conversions.cu", options))
+    unittest.main(argv=rest)

@@ -7,7 +7,6 @@
 which is written here once more, in Python. The same cases are run on kernels with a bug put in, and
 must fail.
 """
-import argparse
 import functools
 import math
 import os
@@ -15,18 +14,16 @@ import random
 import re
 import shutil
 import struct
-import subprocess
 import sys
 import tempfile
 import unittest
 
 sys.dont_write_bytecode = True
 sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
+from emitted import INCLUDE, arguments, ptx_of  # noqa: E402
 from interpreter import (Device, Fault, Module, b16, b32, bbf16, bf16, e4m3, e5m2, f16,  # noqa: E402
                          f32, from_e4m3, from_e5m2)
 
-HERE = os.path.dirname(os.path.abspath(__file__))
-INCLUDE = os.path.join(HERE, "../../include")
 SEEDS = (1, 2, 3)
 F32, F16, BF16, E4M3, E5M2, INT8, INT8_ASYM, INT4 = range(8)
 PER_HEAD, PER_TOKEN_HEAD, PER_BLOCK_HEAD = 2, 3, 4
@@ -51,19 +48,13 @@ BUGS = (
 )
 
 
-def compiled(include):
-    with tempfile.TemporaryDirectory() as folder:
-        out = os.path.join(folder, "kernels.ptx")
-        subprocess.run([options.nvcc, "-std=c++20", "-O3", "-ptx",
-                        "-DPAGEDKV_CUDA_KERNELS_COMPILED", f"-arch=compute_{options.arch}", "-I", include,
-                        os.path.join(HERE, "kernels.cu"), "-o", out], check=True)
-        with open(out) as file:
-            return file.read()
+def compiled(include=INCLUDE):
+    return ptx_of("kernels.cu", options, "-DPAGEDKV_CUDA_KERNELS_COMPILED", include=include)
 
 
 @functools.lru_cache(maxsize=None)
 def sound_ptx():
-    return compiled(INCLUDE)
+    return compiled()
 
 
 @functools.lru_cache(maxsize=None)
@@ -593,8 +584,5 @@ class Kernels(unittest.TestCase):
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--nvcc", default="nvcc")
-    parser.add_argument("--arch", type=int, default=80)
-    options, rest = parser.parse_known_args()
-    unittest.main(argv=sys.argv[:1] + rest)
+    options, rest = arguments()
+    unittest.main(argv=rest)

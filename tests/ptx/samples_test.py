@@ -3,34 +3,20 @@
 
     samples_test.py --nvcc nvcc --arch 80
 """
-import argparse
 import os
 import random
 import struct
-import subprocess
 import sys
-import tempfile
 import unittest
 
 sys.dont_write_bytecode = True
 sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
+from emitted import arguments, ptx_of  # noqa: E402
 from interpreter import Device, Fault, Module, b32, e4m3, e5m2, f16, f32  # noqa: E402
 
-HERE = os.path.dirname(os.path.abspath(__file__))
 SEEDS = range(1, 6)
 module = None
 arch = 0
-
-
-def compile_samples(nvcc, architecture):
-    with tempfile.TemporaryDirectory() as folder:
-        out = os.path.join(folder, "samples.ptx")
-        subprocess.run([nvcc, "-std=c++20", "-O3", "-ptx", f"-arch=compute_{architecture}",
-                        "-I", os.path.join(HERE, "../../include"),
-                        "-I", os.path.join(HERE, "../emulated"),
-                        os.path.join(HERE, "samples.cu"), "-o", out], check=True)
-        with open(out) as f:
-            return Module(f.read())
 
 
 def ints(data):
@@ -217,10 +203,7 @@ class Quantize(unittest.TestCase):
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--nvcc", default="nvcc")
-    parser.add_argument("--arch", type=int, default=80)
-    options, rest = parser.parse_known_args()
+    options, rest = arguments()
     arch = options.arch
-    module = compile_samples(options.nvcc, arch)
-    unittest.main(argv=sys.argv[:1] + rest)
+    module = Module(ptx_of("samples.cu", options))
+    unittest.main(argv=rest)

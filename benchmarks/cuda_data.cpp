@@ -22,7 +22,8 @@
 #include <pagedkv/data/cuda/kv_storage.hpp>
 #include <pagedkv/data/cuda/operations.hpp>
 #include <pagedkv/data/kv_storage.hpp>
-#include <pagedkv/quant/vector_codec.hpp>
+#include <pagedkv/data/rope.hpp>
+#include <pagedkv/quant/half.hpp>
 
 #include "bench_support.hpp"
 #include "cuda_objects.hpp"
@@ -143,6 +144,50 @@ std::vector<std::uint16_t> random_halves(std::int64_t count) {
   return halves;
 }
 
+template <class T>
+kv::KvRows rows_at(T const* data, Element element = Element::bf16) {
+  return {data, element, row_elements, head_dim};
+}
+
+/// Tables of cosines and sines as models have them, and the position of each token.
+struct RopeTables {
+  static constexpr std::int32_t max_position = 4096;
+
+  explicit RopeTables(std::int64_t num_tokens)
+      : floats(std::size_t{max_position} * head_dim),
+        positions(static_cast<std::size_t>(num_tokens)) {
+    constexpr std::int32_t half = head_dim / 2;
+    for (std::int32_t p = 0; p < max_position; ++p) {
+      for (std::int32_t j = 0; j < half; ++j) {
+        double const angle = p * std::pow(10000.0, -static_cast<double>(j) / half);
+        auto const at = static_cast<std::size_t>(p * head_dim + j);
+        floats[at] = static_cast<float>(std::cos(angle));
+        floats[at + half] = static_cast<float>(std::sin(angle));
+      }
+    }
+    for (std::size_t i = 0; i < positions.size(); ++i) {
+      positions[i] = static_cast<std::int32_t>(i % max_position);
+    }
+  }
+  [[nodiscard]] static kv::Rope rope(float const* floats, std::int32_t const* positions) {
+    return kv::rope_of_cache(floats, max_position, head_dim, kv::RopePairing::half_split,
+                             positions);
+  }
+  /// K as f32, rotated.
+  [[nodiscard]] std::vector<float> rotated(std::vector<std::uint16_t> const& rows) const {
+    std::vector<float> out(rows.size());
+    std::transform(rows.begin(), rows.end(), out.begin(), kv::quant::decode_bf16);
+    kv::Rope const told = rope(floats.data(), positions.data());
+    for (std::size_t i = 0; i < out.size(); i += head_dim) {
+      kv::rotate_vector(told, positions[i / row_elements], &out[i], head_dim);
+    }
+    return out;
+  }
+
+  std::vector<float> floats;
+  std::vector<std::int32_t> positions;
+};
+
 /// Blocks in no order, as the tokens of calls fill them one after the other.
 struct Places {
   std::vector<std::int32_t> blocks;
@@ -185,7 +230,7 @@ class Pools {
         slots.push_back(s);
       }
       for (std::int32_t layer = 0; layer < static_cast<std::int32_t>(view.layers.size()); ++layer) {
-        write_host(layer, rows, slots);
+        write_host(layer, rows_at(rows.data()), rows_at(rows.data()), slots);
       }
     }
     require_success(cudaMemcpyAsync(device.memory().data(), host.memory().data(),
@@ -193,10 +238,9 @@ class Pools {
                     "a copy to the device");
     stream_.wait();
   }
-  void write_host(std::int32_t layer, std::vector<std::uint16_t> const& rows,
+  void write_host(std::int32_t layer, kv::KvRows const& k, kv::KvRows const& v,
                   std::span<kv::Slot const> slots) {
-    kv::KvRows const k{rows.data(), Element::bf16, row_elements, head_dim};
-    kv::cpu::write_kv(host.view(), layer, k, k, slots);
+    kv::cpu::write_kv(host.view(), layer, k, v, slots);
   }
   [[nodiscard]] bool are_equal() {
     auto const here = host.memory();
@@ -227,15 +271,19 @@ void device_copy(benchmark::State& state) {
   constexpr std::int64_t bytes = std::int64_t{256} << 20;
   WorkStream const stream;
   Checks checks(state);
-  DeviceArray<std::byte> const from(std::vector<std::byte>(bytes, std::byte{1}), stream);
+  DeviceArray<std::byte> const from(bytes);
   DeviceArray<std::byte> const to(bytes);
+  require_success(cudaMemsetAsync(from.data(), 1, bytes, stream), "setting memory");
   time_calls(state, checks, stream, 2, 2 * bytes, 0, [&](std::int64_t, cudaStream_t s) {
     return cudaMemcpyAsync(to.data(), from.data(), bytes, cudaMemcpyDeviceToDevice, s);
   });
-  checks.require(to.copy(stream) == std::vector<std::byte>(bytes, std::byte{1}), "a copy");
+  auto const copied = to.copy(stream);
+  checks.require(std::count(copied.begin(), copied.end(), std::byte{1}) == bytes, "a copy");
 }
 
-void write_kv(benchmark::State& state, KvFormat format, std::int64_t tokens) {
+enum class Rotates : bool { no, yes };
+
+void write_rows(benchmark::State& state, KvFormat format, std::int64_t tokens, Rotates rotates) {
   WorkStream const stream;
   Checks checks(state);
   std::int64_t const bytes = 4 * tokens * row_elements + stored_bytes(format, tokens);
@@ -253,16 +301,65 @@ void write_kv(benchmark::State& state, KvFormat format, std::int64_t tokens) {
         static_cast<std::int32_t>(static_cast<std::int64_t>(i) * block_tokens % tokens);
   }
   DeviceArray<kv::BlockRun> const runs(call_runs, stream);
+  RopeTables const tables(tokens * calls);
+  DeviceArray<float> const floats(tables.floats, stream);
+  DeviceArray<std::int32_t> const positions(tables.positions, stream);
   time_calls(state, checks, stream, calls, bytes, tokens, [&](std::int64_t i, cudaStream_t s) {
     std::int64_t const first = i * tokens;
-    kv::KvRows const k_rows{k.data() + first * row_elements, Element::bf16, row_elements, head_dim};
-    kv::KvRows const v_rows{v.data() + first * row_elements, Element::bf16, row_elements, head_dim};
+    kv::KvRows const k_rows = rows_at(k.data() + first * row_elements);
+    kv::KvRows const v_rows = rows_at(v.data() + first * row_elements);
     kv::cuda::WriteSlots const to{slots.data() + first, tokens, runs.data() + first / block_tokens,
                                   static_cast<std::int32_t>(tokens / block_tokens)};
-    return kv::cuda::write_kv(pools.device.view(), 0, k_rows, v_rows, to, s);
+    auto const view = pools.device.view();
+    if (rotates == Rotates::no) return kv::cuda::write_kv(view, 0, k_rows, v_rows, to, s);
+    kv::Rope const rope = RopeTables::rope(floats.data(), positions.data() + first);
+    return kv::cuda::write_kv_rope(view, 0, k_rows, v_rows, rope, to, s);
   });
-  pools.write_host(0, rows, places.slots);
+  if (rotates == Rotates::no) {
+    pools.write_host(0, rows_at(rows.data()), rows_at(rows.data()), places.slots);
+  } else {
+    auto const turned = tables.rotated(rows);
+    pools.write_host(0, rows_at(turned.data(), Element::f32), rows_at(rows.data()), places.slots);
+  }
   checks.require(pools.are_equal(), "the CPU stores the same bytes");
+}
+void write_kv(benchmark::State& state, KvFormat format, std::int64_t tokens) {
+  write_rows(state, format, tokens, Rotates::no);
+}
+/// Tables and positions aren't counted: they stay in the cache.
+void write_kv_rope(benchmark::State& state, KvFormat format, std::int64_t tokens) {
+  write_rows(state, format, tokens, Rotates::yes);
+}
+
+void calibrate_amax(benchmark::State& state, std::int64_t tokens) {
+  WorkStream const stream;
+  Checks checks(state);
+  std::int64_t const bytes = 4 * tokens * row_elements;
+  std::int64_t const calls = calls_for(bytes);
+  auto const k_rows = random_halves(tokens * calls * row_elements);
+  std::vector<std::uint16_t> const v_rows(k_rows.rbegin(), k_rows.rend());
+  DeviceArray<std::uint16_t> const k(k_rows, stream);
+  DeviceArray<std::uint16_t> const v(v_rows, stream);
+  DeviceArray<float> const amax(std::vector<float>(2 * num_kv_heads), stream);
+  kv::cuda::AmaxTable const table{
+      amax.data(), amax.data() + num_kv_heads, 1, num_kv_heads, head_dim, head_dim};
+  std::size_t needed = 0;
+  require_success(kv::cuda::calibrate_amax_workspace(table, needed), "the workspace's size");
+  DeviceArray<std::byte> const workspace((needed + 255) / 256 * 256);
+  time_calls(state, checks, stream, calls, bytes, tokens, [&](std::int64_t i, cudaStream_t s) {
+    std::int64_t const first = i * tokens * row_elements;
+    kv::cuda::AmaxStep const step{rows_at(k.data() + first), rows_at(v.data() + first), tokens};
+    return kv::cuda::calibrate_amax(table, 0, step, workspace.data(), needed, s);
+  });
+  std::vector<float> want(2 * num_kv_heads);
+  for (std::size_t i = 0; i < k_rows.size(); ++i) {
+    auto const head = i / head_dim % num_kv_heads;
+    float& of_k = want[head];
+    float& of_v = want[num_kv_heads + head];
+    of_k = std::max(of_k, std::fabs(kv::quant::decode_bf16(k_rows[i])));
+    of_v = std::max(of_v, std::fabs(kv::quant::decode_bf16(v_rows[i])));
+  }
+  checks.require(amax.copy(stream) == want, "the largest magnitude of each head");
 }
 
 void gather_kv(benchmark::State& state, KvFormat format, std::int64_t tokens) {
@@ -300,30 +397,101 @@ void gather_kv(benchmark::State& state, KvFormat format, std::int64_t tokens) {
   checks.require(k.copy(stream) == want_k && v.copy(stream) == want_v, "the CPU reads the same");
 }
 
-/// Blocks of 32 layers: `tokens` / 16 of them a call.
-void copy_blocks(benchmark::State& state, KvFormat format, std::int64_t tokens) {
+/// Blocks of 32 layers: `tokens` / 16 entries a call, each made of two blocks.
+/// `on_device(pools, entries, count, stream)`, `on_host(view, entries)`.
+template <class MakeEntry, class OnDevice, class OnHost>
+void move_blocks(benchmark::State& state, KvFormat format, std::int64_t tokens,
+                 std::int64_t bytes_per_stored_byte, MakeEntry make_entry, OnDevice on_device,
+                 OnHost on_host) {
   constexpr std::int32_t num_layers = 32;
   WorkStream const stream;
   Checks checks(state);
-  std::int64_t const num_copies = tokens / block_tokens;
-  std::int64_t const bytes = 2 * num_layers * stored_bytes(format, tokens);
+  std::int64_t const count = tokens / block_tokens;
+  std::int64_t const bytes = bytes_per_stored_byte * num_layers * stored_bytes(format, tokens);
   std::int64_t const calls = calls_for(bytes);
   Places const places(2 * tokens * calls);
   Pools pools(format, places.num_blocks(), stream, num_layers);
   pools.fill();
-  std::vector<kv::BlockCopy> list;
+  std::vector<decltype(make_entry(kv::BlockId{}, kv::BlockId{}))> list;
   for (std::size_t i = 0; i < places.blocks.size(); i += 2) {
-    list.push_back(
-        {kv::BlockId{places.blocks[i]}, kv::BlockId{places.blocks[i + 1]}, block_tokens});
+    list.push_back(make_entry(kv::BlockId{places.blocks[i]}, kv::BlockId{places.blocks[i + 1]}));
   }
-  DeviceArray<kv::BlockCopy> const copies(list, stream);
+  DeviceArray const entries(list, stream);
   time_calls(state, checks, stream, calls, bytes, tokens, [&](std::int64_t i, cudaStream_t s) {
-    return kv::cuda::copy_blocks(pools.device.view(), pools.device.device_layers(),
-                                 copies.data() + i * num_copies,
-                                 static_cast<std::int32_t>(num_copies), s);
+    return on_device(pools.device, entries.data() + i * count, static_cast<std::int32_t>(count), s);
   });
-  kv::cpu::copy_blocks(pools.host.view(), list);
-  checks.require(pools.are_equal(), "the CPU copies the same bytes");
+  on_host(pools.host.view(), list);
+  checks.require(pools.are_equal(), "the CPU leaves the same bytes");
+}
+void copy_blocks(benchmark::State& state, KvFormat format, std::int64_t tokens) {
+  move_blocks(
+      state, format, tokens, 2,
+      [](kv::BlockId from, kv::BlockId to) {
+        return kv::BlockCopy{from, to, block_tokens};
+      },
+      [](auto const& pool, auto const* copies, std::int32_t count, cudaStream_t s) {
+        return kv::cuda::copy_blocks(pool.view(), pool.device_layers(), copies, count, s);
+      },
+      [](kv::KvView const& view, auto const& copies) { kv::cpu::copy_blocks(view, copies); });
+}
+/// Every second block stays as it is.
+void zero_blocks(benchmark::State& state, KvFormat format, std::int64_t tokens) {
+  move_blocks(
+      state, format, tokens, 1, [](kv::BlockId zeroed, kv::BlockId /*kept*/) { return zeroed; },
+      [](auto const& pool, auto const* blocks, std::int32_t count, cudaStream_t s) {
+        return kv::cuda::zero_blocks(pool.view(), pool.device_layers(), blocks, count, s);
+      },
+      [](kv::KvView const& view, auto const& blocks) { kv::cpu::zero_blocks(view, blocks); });
+}
+
+/// A table of `tokens` sequences of up to 131,072 tokens. In a call each gets a block, and one in
+/// 16 has ended: a row from the table's end takes its place.
+void update_tables(benchmark::State& state, std::int64_t tokens) {
+  constexpr std::int32_t num_columns = 131072 / block_tokens;
+  WorkStream const stream;
+  Checks checks(state);
+  auto const num_changes = static_cast<std::int32_t>(tokens);
+  std::int32_t const num_moves = num_changes / 16;
+  auto const row_bytes = static_cast<std::int64_t>(num_columns * sizeof(std::int32_t));
+  auto const move_bytes = static_cast<std::int64_t>(sizeof(kv::RowMove)) + 2 * row_bytes;
+  auto const change_bytes = static_cast<std::int64_t>(sizeof(kv::RowChange) + sizeof(std::int32_t));
+  std::int64_t const bytes = num_moves * move_bytes + num_changes * change_bytes;
+  auto const calls = static_cast<std::int32_t>(calls_for(bytes));
+  // Each row moves once, so that a graph may be replayed.
+  std::int32_t const num_rows = num_changes + calls * num_moves;
+  std::mt19937 random(5);
+  auto const number_below = [&random](std::int32_t end) {
+    return static_cast<std::int32_t>(random() % static_cast<std::uint32_t>(end));
+  };
+  std::vector<std::int32_t> want(static_cast<std::size_t>(num_rows) * num_columns);
+  for (std::int32_t& block : want) block = number_below(1 << 20);
+  DeviceArray<std::int32_t> const blocks(want, stream);
+  std::vector<kv::RowMove> moves;
+  std::vector<kv::RowChange> changes;
+  auto const row = [&want](std::int32_t r) {
+    return want.begin() + std::ptrdiff_t{r} * num_columns;
+  };
+  for (std::int32_t i = 0; i < calls; ++i) {
+    for (std::int32_t m = 0; m < num_moves; ++m) {
+      kv::RowMove const move{num_changes + i * num_moves + m, 16 * m + i % 16};
+      moves.push_back(move);
+      std::copy_n(row(move.from), num_columns, row(move.to));
+    }
+    for (std::int32_t r = 0; r < num_changes; ++r) {
+      kv::RowChange const change{r, number_below(num_columns), number_below(1 << 20)};
+      changes.push_back(change);
+      row(change.row)[change.column] = change.block;
+    }
+  }
+  DeviceArray<kv::RowMove> const device_moves(moves, stream);
+  DeviceArray<kv::RowChange> const device_changes(changes, stream);
+  time_calls(state, checks, stream, calls, bytes, tokens, [&](std::int64_t i, cudaStream_t s) {
+    return kv::cuda::update_tables({blocks.data(), num_columns, num_rows, num_columns},
+                                   {device_moves.data() + i * num_moves, num_moves,
+                                    device_changes.data() + i * num_changes, num_changes},
+                                   s);
+  });
+  checks.require(blocks.copy(stream) == want, "moves in order, then changes");
 }
 
 /// 16 sequences with `tokens` of context in all, 32 query heads.
@@ -377,22 +545,30 @@ void decode_attention(benchmark::State& state, KvFormat format, std::int64_t tok
 
 // ---- all of them --------------------------------------------------------------------------------
 
-template <class Operation>
-void add(char const* name, Operation operation, KvFormat format,
+template <class... Arguments>
+void add_one(std::string const& name, void (*operation)(benchmark::State&, Arguments...),
+             std::type_identity_t<Arguments>... arguments) {
+  benchmark::RegisterBenchmark(name.c_str(), operation, arguments...)
+      ->UseManualTime()
+      ->Unit(benchmark::kMicrosecond);
+}
+void add(char const* name, void (*operation)(benchmark::State&, std::int64_t),
          std::initializer_list<std::int64_t> token_counts) {
   for (std::int64_t const tokens : token_counts) {
-    std::string const full = std::string(name) + "/" + to_string(format.element) + "/" +
-                             to_string(format.granularity) + "/" + std::to_string(tokens);
-    benchmark::RegisterBenchmark(full.c_str(), operation, format, tokens)
-        ->UseManualTime()
-        ->Unit(benchmark::kMicrosecond);
+    add_one(std::string(name) + "/" + std::to_string(tokens), operation, tokens);
+  }
+}
+void add(char const* name, void (*operation)(benchmark::State&, KvFormat, std::int64_t),
+         KvFormat format, std::initializer_list<std::int64_t> token_counts) {
+  for (std::int64_t const tokens : token_counts) {
+    add_one(std::string(name) + "/" + to_string(format.element) + "/" +
+                to_string(format.granularity) + "/" + std::to_string(tokens),
+            operation, format, tokens);
   }
 }
 
 void add_all() {
-  benchmark::RegisterBenchmark("device_copy", device_copy)
-      ->UseManualTime()
-      ->Unit(benchmark::kMicrosecond);
+  add_one("device_copy", device_copy);
   for (Element const element : kv::all_elements) {
     if (element == Element::f32) continue;
     for (Granularity const g : kv::granularities_of(element)) {
@@ -402,8 +578,14 @@ void add_all() {
     }
   }
   for (Element const element : {Element::bf16, Element::fp8_e4m3, Element::int4}) {
+    for (Granularity const g : kv::granularities_of(element)) {
+      add("write_kv_rope", write_kv_rope, {element, g}, {64, 8192});
+    }
     add("copy_blocks", copy_blocks, kv::default_format(element), {64, 1024});
+    add("zero_blocks", zero_blocks, kv::default_format(element), {64, 1024});
   }
+  add("calibrate_amax/bf16", calibrate_amax, {64, 8192});
+  add("update_tables", update_tables, {64, 1024});
 }
 
 }  // namespace

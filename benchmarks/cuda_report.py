@@ -65,8 +65,9 @@ def table_of(results):
              f"{'operation':<17} {'format':<25} {'tokens':>7} {'us':>9} {'GB/s':>7} {'of a copy':>9}"
              f"  wanted"]
     for name, (microseconds, speed) in best.items():
-        operation, element, granularity, tokens = name.split("/")
-        form = element if granularity == "none" else f"{element} {granularity}"
+        # operation/tokens, with an element, or a format, between the two.
+        operation, *form, tokens = name.split("/")
+        form = " ".join(part for part in form if part != "none")
         share = speed / copy
         says = verdict(operation, int(tokens), microseconds, share)
         lines.append(f"{operation:<17} {form:<25} {tokens:>7} {microseconds:>9.1f} "

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-# The benchmarks for a device, on the executor: whether they run and compare what they should. Their
-# times mean nothing there. The report of scripts/gpu-check is tested on numbers made up.
+# The benchmarks for a device, on the executor: whether they run, compare what they should, and write
+# what the report of scripts/gpu-check reads. Their times mean nothing there; the report is tested on
+# numbers made up.
 if(PAGEDKV_BUILD_BENCHMARKS)
   find_package(benchmark QUIET)
 endif()
@@ -9,11 +10,20 @@ if(TARGET benchmark::benchmark)
   target_link_libraries(cuda_data_emulated PRIVATE pagedkv_cuda_emulated pagedkv::pagedkv
                                                    benchmark::benchmark)
   target_include_directories(cuda_data_emulated PRIVATE ${PROJECT_SOURCE_DIR}/benchmarks)
+  set(cuda_data_json ${CMAKE_CURRENT_BINARY_DIR}/cuda_data.json)
   add_test(NAME emulated.cuda_data COMMAND cuda_data_emulated --benchmark_min_time=0
-           "--benchmark_filter=/64/|decode_attention/fp8_e4m3/per_token_head/1024")
-  set_tests_properties(emulated.cuda_data PROPERTIES LABELS emulated TIMEOUT 300)
+           "--benchmark_filter=device_copy|/64/|decode_attention/fp8_e4m3/per_token_head/1024"
+           --benchmark_out=${cuda_data_json} --benchmark_out_format=json)
+  set_tests_properties(emulated.cuda_data PROPERTIES LABELS emulated TIMEOUT 300
+                                                     FIXTURES_SETUP cuda_data_json)
 endif()
 find_package(Python3 3.8 COMPONENTS Interpreter QUIET)
+if(Python3_Interpreter_FOUND AND TARGET cuda_data_emulated)
+  add_test(NAME emulated.cuda_data_report COMMAND ${Python3_EXECUTABLE}
+           ${PROJECT_SOURCE_DIR}/benchmarks/cuda_report.py ${cuda_data_json})
+  set_tests_properties(emulated.cuda_data_report PROPERTIES LABELS emulated TIMEOUT 60
+                                                            FIXTURES_REQUIRED cuda_data_json)
+endif()
 if(Python3_Interpreter_FOUND)
   add_test(NAME gpu_check.report COMMAND ${Python3_EXECUTABLE}
                                          ${CMAKE_CURRENT_SOURCE_DIR}/gpu/report_test.py)

@@ -45,6 +45,14 @@ class Report(unittest.TestCase):
         self.assertEqual(lines[3].split(),
                          ["gather_kv", "fp8_e4m3", "per_head", "8192", "12.3", "420", "42%"])
 
+    def test_a_format_is_named_as_far_as_there_is_one(self):
+        for name, words in (("write_kv_rope/bf16/none/64", ["write_kv_rope", "bf16", "64"]),
+                            ("calibrate_amax/bf16/8192", ["calibrate_amax", "bf16", "8192"]),
+                            ("update_tables/1024", ["update_tables", "1024"])):
+            with self.subTest(name=name):
+                self.assertEqual(self.lines(row(name, 12.34, 4.2e11))[3].split(),
+                                 words + ["12.3", "420", "42%"])
+
     def test_wishes_are_met_or_missed(self):
         for name, microseconds, speed, says in (
                 ("write_kv/bf16/none/64", 3.0, 1e9, "<= 3 us: met"),

@@ -40,7 +40,7 @@ cudaError_t gather_kv(KvView const& view, std::int32_t layer, GatherRanges const
   return detail::gather_kv(view, layer, ranges, k, v, stream);
 }
 
-cudaError_t update_tables(DeviceTable const& table, TableUpdates const& updates,
+cudaError_t update_tables(BlockTable const& table, TableUpdates const& updates,
                           cudaStream_t stream) {
   return detail::update_tables(table, updates, stream);
 }

@@ -163,7 +163,7 @@ struct Device {
   }
 
   cuda::KvStorage pool;
-  cuda::DeviceTable table;
+  kv::BlockTable table;
   kv::TokenId* ids = device_array<kv::TokenId>(max_tokens);  // of this step, then of the next
   float* k = device_array<float>(std::size_t(max_tokens) * kv_width);
   float* v = device_array<float>(std::size_t(max_tokens) * kv_width);

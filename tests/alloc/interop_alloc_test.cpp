@@ -29,7 +29,7 @@ TEST_CASE("a step's arguments allocate nothing, for any consumer") {
                                 .indptr = indptr,
                                 .indices = indices,
                                 .last_block_len = last};
-  interop::BlockTable const table{blocks.data(), batch.table_width(), 4, batch.table_width()};
+  kv::BlockTable const table{blocks.data(), batch.table_width(), 4, batch.table_width()};
   auto seq = cache.open(kv::SequenceId{1}, std::vector<kv::TokenId>(9, 7), {.reserve = 9});
   REQUIRE(seq.has_value());
   std::vector<kv::TokenId> const token = {8};

@@ -227,7 +227,7 @@ TEST_CASE("a table with too few rows is a broken contract") {
   std::vector<std::int32_t> blocks(4);
   std::vector<std::int32_t> lengths(3);
   kv::BatchBuffers const arrays{.sequence_lengths = lengths};
-  kv::interop::BlockTable const table{blocks.data(), 2, 2, 2};
+  kv::BlockTable const table{blocks.data(), 2, 2, 2};
   kv::BatchStep const step{.num_sequences = 2, .padded_sequences = 3};
   auto const outcome = outcome_of([&] { (void)flash_attention::fa2_decode(step, arrays, table); });
   CHECK(outcome.aborted);

@@ -158,7 +158,7 @@ struct Request {
 struct StepSeen {
   BatchStep step;
   BatchBuffers arrays;
-  interop::BlockTable table;
+  BlockTable table;
   interop::StepMaxima maxima;
   Numbers cumulated;                           ///< of sequence_lengths
   std::vector<Request const*> request_of_row;  ///< [num_sequences]

@@ -21,16 +21,6 @@
 PAGEDKV_NAMESPACE_BEGIN
 namespace interop {
 
-/// [num_rows, row_stride] of int32, the first `num_columns` of each row in use: row b has the
-/// blocks of entry b in order, block 0 behind them. As `Batch::copy_table` writes it (row_stride =
-/// num_columns = table_width()), or as a device has it that follows moves and changes.
-struct BlockTable {
-  std::int32_t* blocks = nullptr;
-  std::int64_t row_stride = 0;
-  std::int32_t num_rows = 0;
-  std::int32_t num_columns = 0;
-};
-
 /// The longest of a step, 0 if it is empty.
 struct StepMaxima {
   std::int32_t query_len = 0;

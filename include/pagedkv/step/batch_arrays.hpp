@@ -60,6 +60,16 @@ struct BatchBuffers {
   std::span<BlockCopy> copies{};               ///< the copy plan, taken by this call
 };
 
+/// [num_rows, row_stride], the first `num_columns` of each row in use: row b has the blocks of
+/// entry b in order, block 0 behind them. As `Batch::copy_table` writes it (row_stride =
+/// num_columns = table_width()), or in device memory, kept up to date by row moves and changes.
+struct BlockTable {
+  std::int32_t* blocks = nullptr;
+  std::int64_t row_stride = 0;
+  std::int32_t num_rows = 0;
+  std::int32_t num_columns = 0;
+};
+
 /// How much of each array a step takes, in elements.
 struct BatchStep {
   std::int32_t num_sequences = 0;  ///< rows in use

@@ -100,14 +100,7 @@ struct AmaxStep {
       nullptr;  ///< [num_tokens]; a token with one below 0 is padding; null: none is
 };
 
-/// A block table in device memory: [num_rows, row_stride], `num_columns` of each row in use.
-struct DeviceTable {
-  std::int32_t* blocks = nullptr;
-  std::int64_t row_stride = 0;
-  std::int32_t num_rows = 0;
-  std::int32_t num_columns = 0;
-};
-/// What a step changes in it. A negative row is padding.
+/// What a step changes in a `BlockTable`. A negative row is padding.
 struct TableUpdates {
   RowMove const* moves = nullptr;  ///< [num_moves], in order, before the changes
   std::int32_t num_moves = 0;

@@ -86,8 +86,9 @@ namespace cuda {
 /// The bytes that its workspace needs for this table, whatever the step.
 [[nodiscard]] cudaError_t calibrate_amax_workspace(AmaxTable const& table, std::size_t& bytes);
 
-/// Applies a step's row moves, in order, then its changes.
-[[nodiscard]] cudaError_t update_tables(DeviceTable const& table, TableUpdates const& updates,
+/// Applies a step's row moves, in order, then its changes. `table`: in device memory; what
+/// `decode_attention` reads, and what `interop/` hands to others.
+[[nodiscard]] cudaError_t update_tables(BlockTable const& table, TableUpdates const& updates,
                                         cudaStream_t stream);
 
 }  // namespace cuda

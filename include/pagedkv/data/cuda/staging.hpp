@@ -75,7 +75,7 @@ struct StagedStep {
     return {indices, indptr, 0, sequence_lengths, counts.padded_sequences};
   }
   /// Blocks from a table that has had this step's updates.
-  [[nodiscard]] DecodeBatch decode_batch(DeviceTable const& table) const noexcept {
+  [[nodiscard]] DecodeBatch decode_batch(BlockTable const& table) const noexcept {
     return {table.blocks, nullptr, table.row_stride, sequence_lengths, counts.padded_sequences};
   }
   /// Whether a graph captured with a step of these counts reads this step's arrays.

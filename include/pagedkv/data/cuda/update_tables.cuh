@@ -14,7 +14,7 @@ namespace cuda {
 namespace detail {
 
 struct TableArgs {
-  DeviceTable table;
+  BlockTable table;
   TableUpdates updates;
 };
 inline constexpr std::int32_t table_threads = 128;
@@ -23,7 +23,7 @@ template <class = void>
 PAGEDKV_KERNEL(table_threads, 1)
 update_table(TableArgs const a) {
   wait_for_previous_kernel();
-  DeviceTable const& t = a.table;
+  BlockTable const& t = a.table;
   auto const has_row = [&t](std::int32_t row) { return row >= 0 && row < t.num_rows; };
   std::int32_t const first = static_cast<std::int32_t>(blockIdx.x) * table_threads;
   std::int32_t const column = first + static_cast<std::int32_t>(threadIdx.x);
@@ -43,7 +43,7 @@ update_table(TableArgs const a) {
 }
 
 /// See operations.hpp.
-inline cudaError_t update_tables(DeviceTable const& table, TableUpdates const& updates,
+inline cudaError_t update_tables(BlockTable const& table, TableUpdates const& updates,
                                  cudaStream_t stream) {
   bool const works = table.num_rows >= 0 && table.num_columns >= 0 && updates.num_moves >= 0 &&
                      updates.num_changes >= 0 && table.row_stride >= table.num_columns &&

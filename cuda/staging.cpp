@@ -138,7 +138,15 @@ std::string StagingRing::step_error(BatchStep const& step) const {
 }
 
 BatchBuffers StagingRing::place(StagedStep& step) const noexcept {
-  return place_arrays(step, pinned_.data() + step.buffer * buffer_bytes_, device_.data());
+  return place_arrays(step, pinned_buffer(step), device_.data());
+}
+BatchBuffers StagingRing::host_arrays(StagedStep const& step) const noexcept {
+  StagedStep placed = step;
+  return place_arrays(placed, pinned_buffer(step), device_.data());
+}
+BatchBuffers StagingRing::device_arrays(StagedStep const& step) const noexcept {
+  StagedStep placed = step;
+  return place_arrays(placed, device_.data(), device_.data());
 }
 
 void StagingRing::take_buffer(Tick tick) noexcept {
@@ -151,8 +159,8 @@ cudaError_t StagingRing::upload(StagedStep const& step, cudaStream_t stream) con
   PAGEDKV_ASSERT(age < num_in_flight_ && ticks_[static_cast<std::size_t>(step.buffer)] == step.tick,
                  "StagingRing::upload: the step must be staged and not reclaimed");
   if (step.bytes == 0) return cudaSuccess;
-  return cudaMemcpyAsync(device_.data(), pinned_.data() + step.buffer * buffer_bytes_,
-                         static_cast<std::size_t>(step.bytes), cudaMemcpyHostToDevice, stream);
+  return cudaMemcpyAsync(device_.data(), pinned_buffer(step), static_cast<std::size_t>(step.bytes),
+                         cudaMemcpyHostToDevice, stream);
 }
 
 void StagingRing::reclaim(Tick tick) noexcept {

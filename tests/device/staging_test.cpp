@@ -1,9 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <pagedkv/data/cuda/staging.hpp>
 
+#include <algorithm>
 #include <cstring>
 #include <numeric>
 #include <optional>
+
+#include <pagedkv/interop/flashinfer.hpp>
+#include <pagedkv/interop/step.hpp>
 
 #include "../alloc/counting.hpp"
 #include "catch.hpp"
@@ -126,6 +130,27 @@ void check_step(cuda::StagedStep const& step, PlainStep const& want, cudaStream_
   CHECK(holds(step.copies, n.num_copies, want.copies, BlockCopy{}, stream));
 }
 
+/// The arrays as other people's kernels are told of them: on the device, and what the host must
+/// read.
+void check_arrays(cuda::StagingRing const& ring, cuda::StagedStep const& step,
+                  PlainStep const& want) {
+  BatchBuffers const host = ring.host_arrays(step);
+  CHECK(std::vector(host.slot_mapping.begin(), host.slot_mapping.end()) == want.slots);
+  CHECK(std::vector(host.runs.begin(), host.runs.end()) == want.runs);
+  CHECK(std::vector(host.indices.begin(), host.indices.end()) == want.indices);
+  auto const maxima = interop::maxima_of(step.counts, host);
+  CHECK(maxima.sequence_len == *std::max_element(want.lengths.begin(), want.lengths.end()));
+
+  BatchBuffers const device = ring.device_arrays(step);
+  CHECK(device.copies.data() == step.copies);
+  auto const pages = interop::flashinfer::page_table(step.counts, device);
+  CHECK(pages.qo_indptr.data == step.query_offsets);
+  CHECK(pages.kv_indptr.data == step.indptr);
+  CHECK(pages.kv_indices.data == step.indices);
+  CHECK(pages.kv_indices.shape[0] == want.counts.num_indices);
+  CHECK(pages.kv_last_page_len.data == step.last_block_len);
+}
+
 template <class Make>
 std::string message_of(Make make) {
   try {
@@ -154,6 +179,7 @@ TEST_CASE("a staged step has on the device what the batch builds") {
     REQUIRE(ring.upload(*step, stream) == cudaSuccess);
     CHECK(step->counts == want.counts);
     check_step(*step, want, stream);
+    check_arrays(ring, *step, want);
     moves += want.counts.num_row_moves;
     copies += want.counts.num_copies;
     Tick const tick = engine.finish();

@@ -125,6 +125,11 @@ class StagingRing {
   /// graph, because each step is copied from another address. Requires: not reclaimed.
   [[nodiscard]] cudaError_t upload(StagedStep const& step, cudaStream_t stream) const;
 
+  /// The step's arrays where they are, in pinned memory and on the device: what `interop/` takes.
+  /// On the host until `reclaim`. O(1).
+  [[nodiscard]] BatchBuffers host_arrays(StagedStep const& step) const noexcept;
+  [[nodiscard]] BatchBuffers device_arrays(StagedStep const& step) const noexcept;
+
   /// The device has finished every step up to `tick`: their buffers are free. O(buffers).
   void reclaim(Tick tick) noexcept;
 
@@ -140,8 +145,11 @@ class StagingRing {
   [[nodiscard]] BatchStep staged_counts(BatchStep const& need,
                                         BatchStep const& at_least) const noexcept;
   [[nodiscard]] bool fits(BatchStep const& counts) const noexcept;
-  /// Where the arrays of `step.counts` are, on the host and on the device.
+  /// Gives the arrays of `step.counts` their places, on the device and, returned, on the host.
   [[nodiscard]] BatchBuffers place(StagedStep& step) const noexcept;
+  [[nodiscard]] std::byte* pinned_buffer(StagedStep const& step) const noexcept {
+    return pinned_.data() + step.buffer * buffer_bytes_;
+  }
   void take_buffer(Tick tick) noexcept;
 
   BatchStep largest_;

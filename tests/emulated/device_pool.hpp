@@ -21,6 +21,20 @@
 
 namespace pagedkv::testing {
 
+inline constexpr KvLayout layouts[] = {{BlockOrder::nhd, PoolOrder::layer_major},
+                                       {BlockOrder::hnd, PoolOrder::block_major}};
+
+/// TSan sees what kernels share, which the element doesn't change: one of each kernel is enough.
+inline std::vector<KvFormat> kernel_formats() {
+  std::vector<KvFormat> formats = all_formats();
+#if PAGEDKV_UNDER_TSAN
+  std::erase_if(formats, [](KvFormat format) {
+    return format.element != Element::fp8_e4m3 && format.element != Element::int4;
+  });
+#endif
+  return formats;
+}
+
 /// A copy of a pool.
 class DevicePool {
  public:

@@ -125,19 +125,35 @@ constexpr Element outputs[] = {Element::f16, Element::bf16, Element::f32};
 
 }  // namespace
 
-TEST_CASE("a gather reads what the oracle reads, bit for bit") {
-  for (KvFormat const format : all_formats()) {
-    for (Element const output : outputs) {
-      check({.format = format, .output = output});
-      check({.format = format,
-             .output = output,
-             .layout = {BlockOrder::hnd, PoolOrder::block_major},
-             .is_table = true});
+TEST_CASE("a gather reads what the oracle reads, bit for bit: every format, layout and head_dim") {
+  bool is_table = false;
+  for (KvFormat const format : kernel_formats()) {
+    for (KvLayout const layout : layouts) {
+      for (std::int32_t const dim : {64, 80, 128, 192, 256}) {
+        for (Element const output : outputs) {
+          check({.format = format,
+                 .output = output,
+                 .dim_k = dim,
+                 .dim_v = dim,
+                 .layout = layout,
+                 .is_table = is_table});
+          is_table = !is_table;
+        }
+      }
     }
+  }
+}
+
+TEST_CASE("K and V of different lengths, no V, number by number") {
+  for (KvFormat const format : kernel_formats()) {
     check({.format = format, .dim_k = 128, .dim_v = 256});
     check({.format = format, .dim_k = 80, .dim_v = 0});
     check({.format = format, .output = Element::f32, .dim_k = 33, .dim_v = 20});
-    check({.format = format, .output = Element::bf16, .gap = 3, .is_table = true});
+    check({.format = format,
+           .output = Element::bf16,
+           .layout = layouts[1],
+           .gap = 3,
+           .is_table = true});
   }
 }
 
@@ -179,6 +195,7 @@ TEST_CASE("nothing to gather launches nothing; what can't work is refused") {
   CHECK(refuses([](KvLayer&, Ranges& r, MutableKvRows&) { r.row_offsets = nullptr; }));
   CHECK(refuses([](KvLayer&, Ranges& r, MutableKvRows&) { r.num_sequences = -1; }));
   CHECK(refuses([](KvLayer&, Ranges& r, MutableKvRows&) { r.max_rows = -1; }));
+  CHECK(refuses([](KvLayer&, Ranges& r, MutableKvRows&) { r.table_stride = -1; }));
   CHECK(refuses(
       [](KvLayer&, Ranges& r, MutableKvRows&) { r.max_rows = (std::int64_t{1} << 62) + 1; }));
   CHECK(refuses([](KvLayer&, Ranges&, MutableKvRows& k) { k.element = Element::int8; }));

@@ -9,9 +9,9 @@ using namespace pagedkv::testing;
 
 namespace {
 
-constexpr KvLayout layouts[] = {{BlockOrder::nhd, PoolOrder::layer_major},
-                                {BlockOrder::hnd, PoolOrder::layer_major},
-                                {BlockOrder::nhd, PoolOrder::block_major}};
+constexpr KvLayout three_layouts[] = {{BlockOrder::nhd, PoolOrder::layer_major},
+                                      {BlockOrder::hnd, PoolOrder::layer_major},
+                                      {BlockOrder::nhd, PoolOrder::block_major}};
 constexpr std::int32_t num_blocks = 6;
 
 Geometry geometry(KvFormat format, std::int32_t dim) {
@@ -45,7 +45,7 @@ KvStorage full_pool(Geometry const& g, KvLayout layout) {
 
 TEST_CASE("copies move the oracle's bytes and scales: all layers, formats and layouts") {
   for (KvFormat const format : all_formats()) {
-    for (KvLayout const layout : layouts) {
+    for (KvLayout const layout : three_layouts) {
       for (std::int32_t const dim : {64, 20, 21}) {
         Geometry const g = geometry(format, dim);
         KvStorage oracle = full_pool(g, layout);
@@ -78,7 +78,7 @@ TEST_CASE("copies move the oracle's bytes and scales: all layers, formats and la
 
 TEST_CASE("zeroed blocks are the oracle's, static scales stay") {
   for (KvFormat const format : all_formats()) {
-    for (KvLayout const layout : layouts) {
+    for (KvLayout const layout : three_layouts) {
       Geometry const g = geometry(format, 64);
       KvStorage oracle = full_pool(g, layout);
       auto const before = bytes_of(oracle);

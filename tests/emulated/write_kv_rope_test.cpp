@@ -9,21 +9,10 @@ namespace {
 
 constexpr RopePairing pairings[] = {RopePairing::half_split, RopePairing::interleaved};
 
-/// TSan sees what kernels share, which the element doesn't change: one of each kernel is enough.
-std::vector<KvFormat> rope_formats() {
-  std::vector<KvFormat> formats = all_formats();
-#if PAGEDKV_UNDER_TSAN
-  std::erase_if(formats, [](KvFormat format) {
-    return format.element != Element::fp8_e4m3 && format.element != Element::int4;
-  });
-#endif
-  return formats;
-}
-
 }  // namespace
 
 TEST_CASE("K is rotated, then stored as the oracle does: every format, input and layout") {
-  for (KvFormat const format : rope_formats()) {
+  for (KvFormat const format : kernel_formats()) {
     for (Element const input : inputs) {
       for (KvLayout const layout : layouts) {
         RopePairing const pairing = pairings[input == Element::bf16];
@@ -38,7 +27,7 @@ TEST_CASE("K is rotated, then stored as the oracle does: every format, input and
 }
 
 TEST_CASE("head_dim 80 to 256, all of it rotated or less") {
-  for (KvFormat const format : rope_formats()) {
+  for (KvFormat const format : kernel_formats()) {
     for (RopePairing const pairing : pairings) {
       // Half of 80 is no multiple of 16: a chunk has numbers of both halves.
       check_write({.format = format,
@@ -64,7 +53,7 @@ TEST_CASE("head_dim 80 to 256, all of it rotated or less") {
 }
 
 TEST_CASE("number by number: odd widths, rows and tables that aren't aligned, long vectors") {
-  for (KvFormat const format : rope_formats()) {
+  for (KvFormat const format : kernel_formats()) {
     for (RopePairing const pairing : pairings) {
       check_write(
           {.format = format, .dim_k = 72, .dim_v = 33, .rotary_dim = 20, .pairing = pairing});
@@ -91,7 +80,7 @@ TEST_CASE("number by number: odd widths, rows and tables that aren't aligned, lo
 }
 
 TEST_CASE("blocks of one token, of an odd number, and of many, rotated") {
-  for (KvFormat const format : rope_formats()) {
+  for (KvFormat const format : kernel_formats()) {
     for (std::int32_t const block_tokens : {1, 7, 16}) {
       check_write({.format = format, .heads = 1, .block_tokens = block_tokens, .rotary_dim = 64});
     }

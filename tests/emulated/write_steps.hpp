@@ -178,7 +178,5 @@ inline void check_write(WriteCase const& c) {
 }
 
 inline constexpr Element inputs[] = {Element::f16, Element::bf16, Element::f32};
-inline constexpr KvLayout layouts[] = {{BlockOrder::nhd, PoolOrder::layer_major},
-                                       {BlockOrder::hnd, PoolOrder::block_major}};
 
 }  // namespace pagedkv::testing

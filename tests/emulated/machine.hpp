@@ -11,7 +11,7 @@
 ///  - try_orders(run): `run(seed)` gives a RunResult.
 #pragma once
 
-#if defined(PAGEDKV_CUDA_TOOLKIT)
+#if defined(PAGEDKV_TESTS_ON_DEVICE)
 
 #include "../gpu/on_device.hpp"
 

@@ -126,7 +126,7 @@ TEST_CASE("two streams with deferred reclaim: no block is written while its read
   CHECK(streams.right() == 12);
 }
 
-#if !defined(PAGEDKV_CUDA_TOOLKIT)
+#if !defined(PAGEDKV_TESTS_ON_DEVICE)
 // On the executor a stream runs when it is waited for: all writers come before the first reader.
 TEST_CASE("two streams without: what is read was written by others") {
   TwoStreams streams(Reclaim::stream_ordered);

@@ -30,6 +30,18 @@ if(Python3_Interpreter_FOUND)
   set_tests_properties(gpu_check.report PROPERTIES LABELS programs TIMEOUT 60)
 endif()
 
+# What on_device.hpp and main.cpp do, on the executor: they run nowhere else without a device.
+if(TARGET emulated_tests AND NOT PAGEDKV_TEST_FILES)
+  add_executable(gpu_tests_emulated gpu/main.cpp ${emulated_dir}/graph_test.cpp
+                                    ${emulated_dir}/streams_test.cpp
+                                    ${emulated_dir}/update_tables_test.cpp)
+  target_link_libraries(gpu_tests_emulated PRIVATE pagedkv_catch pagedkv_cuda_emulated
+                                                   pagedkv::pagedkv)
+  target_compile_definitions(gpu_tests_emulated PRIVATE PAGEDKV_TESTS_ON_DEVICE)
+  add_test(NAME emulated.gpu_tests COMMAND gpu_tests_emulated ${catch_args})
+  set_tests_properties(emulated.gpu_tests PROPERTIES LABELS emulated TIMEOUT 300)
+endif()
+
 # gpu_tests: the kernels' tests on a device, on the library's own CUDA code. Which of
 # emulated/*_test.cpp they are: emulated/machine.hpp says.
 if(NOT PAGEDKV_HAS_CUDA)
@@ -50,6 +62,7 @@ endforeach()
 add_executable(gpu_tests ${gpu_sources} gpu/main.cpp)
 target_link_libraries(gpu_tests PRIVATE pagedkv_catch pagedkv::cuda pagedkv::pagedkv)
 target_include_directories(gpu_tests PRIVATE ${emulated_dir})
+target_compile_definitions(gpu_tests PRIVATE PAGEDKV_TESTS_ON_DEVICE)
 target_precompile_headers(gpu_tests PRIVATE ${CMAKE_CURRENT_SOURCE_DIR}/support/catch.hpp
                           <pagedkv/pagedkv.hpp>)
 

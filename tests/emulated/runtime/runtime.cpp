@@ -130,10 +130,17 @@ cudaError_t cudaGetDeviceProperties(cudaDeviceProp* properties, int /*device*/) 
   *properties = {"the executor", 1};
   return cudaSuccess;
 }
+cudaError_t cudaDeviceGetAttribute(int* value, cudaDeviceAttr /*attribute*/, int /*device*/) {
+  *value = 9;
+  return cudaSuccess;
+}
 cudaError_t cudaDeviceSynchronize() { return emulated::run_all_streams(); }
 
 cudaError_t cudaMalloc(void** memory, std::size_t bytes) {
   return allocate(on_device, memory, bytes, "memory of cudaMalloc");
+}
+cudaError_t cudaMallocManaged(void** memory, std::size_t bytes) {
+  return cudaMalloc(memory, bytes);
 }
 cudaError_t cudaFree(void* memory) { return release(on_device, memory); }
 cudaError_t cudaMallocHost(void** memory, std::size_t bytes) {

@@ -35,6 +35,16 @@ inline std::vector<KvFormat> kernel_formats() {
   return formats;
 }
 
+/// The same for readers, to whom granularities are strides.
+inline std::vector<KvFormat> read_formats() {
+  std::vector<KvFormat> formats = kernel_formats();
+#if PAGEDKV_UNDER_TSAN
+  std::erase_if(formats,
+                [](KvFormat format) { return format.granularity != Granularity::per_token_head; });
+#endif
+  return formats;
+}
+
 /// A copy of a pool.
 class DevicePool {
  public:

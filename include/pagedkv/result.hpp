@@ -5,6 +5,7 @@
 
 #include <cstdint>
 #include <new>
+#include <string>
 #include <type_traits>
 #include <utility>
 
@@ -81,6 +82,18 @@ struct ResultStorage<T, false> {
   bool has_value_;
 };
 
+/// Apart from those who call it, which are in the way of every step.
+[[noreturn]] PAGEDKV_NEVER_INLINE inline void call_failed(Errc code) {
+  std::string const message = std::string("Result::value: the call failed with ") +
+                              to_string(code) + "; test the Result first";
+  contract_broken(message.c_str());
+}
+inline void require_value([[maybe_unused]] bool has_value, [[maybe_unused]] Errc code) {
+#if PAGEDKV_ASSERT_LEVEL >= 1
+  if (!has_value) call_failed(code);
+#endif
+}
+
 }  // namespace detail
 
 /// Holds a `T` or an error; never empty. Reading the wrong one is misuse.
@@ -120,7 +133,7 @@ class [[nodiscard]] Result : private detail::ResultStorage<T> {
 
  private:
   T& checked() {
-    PAGEDKV_ASSERT(has_value(), "Result::value: the call failed; test the Result first");
+    detail::require_value(has_value(), Storage::code());
     return value_;
   }
 };
@@ -137,9 +150,7 @@ class [[nodiscard]] Result<void> {
 
   [[nodiscard]] bool has_value() const noexcept { return has_value_; }
   [[nodiscard]] explicit operator bool() const noexcept { return has_value_; }
-  void value() const {
-    PAGEDKV_ASSERT(has_value_, "Result::value: the call failed; test the Result first");
-  }
+  void value() const { detail::require_value(has_value_, error_); }
   [[nodiscard]] Errc error() const {
     PAGEDKV_ASSERT(!has_value_, "Result::error: the call succeeded; test the Result first");
     return error_;

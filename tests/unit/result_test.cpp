@@ -121,7 +121,7 @@ TEST_CASE("reading the side a result doesn't hold is misuse") {
     (void)result.value();
   });
   CHECK(value.aborted);
-  CHECK(value.message == "Result::value: the call failed; test the Result first");
+  CHECK(value.message == "Result::value: the call failed with never_fits; test the Result first");
   auto const error = pagedkv::testing::outcome_of([] {
     Result<int> const result = 1;
     (void)result.error();

@@ -32,7 +32,8 @@ KvStorage::KvStorage(Geometry const& geometry, std::int32_t num_blocks, KvLayout
                      std::span<StaticScales const> static_scales)
     : placement_(geometry, num_blocks, layout) {
   auto const statics = placement_.static_scales(static_scales);
-  memory_ = detail::LazyArray<std::byte>(static_cast<std::size_t>(placement_.allocated_bytes()));
+  memory_ = detail::LazyArray<std::byte>(static_cast<std::size_t>(placement_.allocated_bytes()),
+                                         "the blocks of a pool (num_blocks)");
   ask_for_huge_pages(memory_.data(), placement_.allocated_bytes());
 #if PAGEDKV_ASSERT_LEVEL >= 2
   std::memset(memory_.data(), 0xFF, static_cast<std::size_t>(placement_.bytes_of_blocks()));

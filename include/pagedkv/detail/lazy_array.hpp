@@ -23,12 +23,13 @@ class LazyArray {
 
  public:
   LazyArray() noexcept = default;
-  /// `size` elements of zero bytes. Raises `Error` when memory is short.
-  explicit LazyArray(std::size_t size) : size_(size) {
+  /// `size` elements of zero bytes. Raises `Error`, which says `what`, when memory is short.
+  explicit LazyArray(std::size_t size, char const* what = "a table") : size_(size) {
     if (size == 0) return;
     memory_ = std::calloc(size * sizeof(T) + line, 1);
     if (memory_ == nullptr) {
-      raise("out of memory for a table of " + std::to_string(size * sizeof(T)) + " bytes");
+      raise("out of memory for " + std::string(what) + ": " + std::to_string(size * sizeof(T)) +
+            " bytes");
     }
     auto const address = reinterpret_cast<std::uintptr_t>(memory_);
     data_ = reinterpret_cast<T*>(static_cast<std::byte*>(memory_) + (line - address % line) % line);

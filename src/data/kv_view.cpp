@@ -3,6 +3,8 @@
 /// What can be wrong with a view that an engine filled in.
 #include <pagedkv/data/kv_view.hpp>
 
+#include <algorithm>
+#include <iterator>
 #include <string>
 
 PAGEDKV_NAMESPACE_BEGIN
@@ -31,7 +33,32 @@ std::string scale_stride_error(KvTensor const& t) {
   return {};
 }
 
-std::string tensor_error(KvTensor const& t, bool may_be_absent) {
+/// Blocks, tokens and heads, from the smallest stride up: each must step over all that is within.
+std::string overlap_error(KvView const& view, KvTensor const& t) {
+  struct Dimension {
+    char const* stride_name;
+    std::int64_t stride;
+    std::int64_t count;
+  };
+  Dimension dimensions[] = {{"block_stride", t.block_stride, view.num_blocks},
+                            {"token_stride", t.token_stride, view.block_tokens},
+                            {"head_stride", t.head_stride, view.num_kv_heads}};
+  std::sort(std::begin(dimensions), std::end(dimensions),
+            [](Dimension const& a, Dimension const& b) { return a.stride < b.stride; });
+  std::int64_t within =
+      bytes_per_vector(t.format.element, t.head_dim) * 8 / bits_per_element(t.format.element);
+  for (auto const& [name, stride, count] : dimensions) {
+    if (count == 1) continue;
+    if (stride < within) {
+      return std::string(name) + " is " + std::to_string(stride) + "; it must be at least " +
+             std::to_string(within) + " elements, or vectors overlap";
+    }
+    within += stride * (count - 1);
+  }
+  return {};
+}
+
+std::string tensor_error(KvView const& view, KvTensor const& t, bool may_be_absent) {
   if (t.head_dim == 0 && may_be_absent) return {};
   if (t.head_dim < 1 || t.head_dim > max_head_dim) {
     return "head_dim is " + std::to_string(t.head_dim) + "; it must be 1 to " +
@@ -50,6 +77,7 @@ std::string tensor_error(KvTensor const& t, bool may_be_absent) {
   }
   bool const is_odd = (t.block_stride % 2 | t.token_stride % 2 | t.head_stride % 2) != 0;
   if (t.format.element == Element::int4 && is_odd) return "an odd stride of int4 elements";
+  if (auto const problem = overlap_error(view, t); !problem.empty()) return problem;
   return scale_stride_error(t);
 }
 
@@ -65,8 +93,8 @@ std::string kv_view_error(KvView const& view) {
       return std::string(which) + " of layer " + std::to_string(i) + ": ";
     };
     KvLayer const& layer = view.layers[i];
-    if (auto const p = tensor_error(layer.k, false); !p.empty()) return name("K") + p;
-    if (auto const p = tensor_error(layer.v, true); !p.empty()) return name("V") + p;
+    if (auto const p = tensor_error(view, layer.k, false); !p.empty()) return name("K") + p;
+    if (auto const p = tensor_error(view, layer.v, true); !p.empty()) return name("V") + p;
   }
   return {};
 }

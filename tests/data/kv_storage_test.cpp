@@ -268,6 +268,13 @@ TEST_CASE("a view that an engine filled in wrongly is told the layer and the fie
   }
   CHECK_THAT(with_static(kv::Granularity::per_tensor, [](auto& k) { k.scale_head_stride = 1; }),
              contains_text("scale_head_stride is 1; it must be 0 where heads share a scale"));
+  for (auto const stride :
+       {&kv::KvTensor::head_stride, &kv::KvTensor::token_stride, &kv::KvTensor::block_stride}) {
+    CHECK_THAT(with([&](auto& l, auto&) { l[2].k.*stride -= 1; }),
+               contains_text("vectors overlap"));
+    CHECK_THAT(with([&](auto& l, auto&) { l[2].v.*stride *= -1; }),
+               contains_text("vectors overlap"));
+  }
   CHECK_THAT(with([](auto& l, auto&) { l[0].k.head_dim = 0; }),
              contains_text("K of layer 0: head_dim is 0"));
   CHECK_THAT(with([](auto&, auto& v) { v.block_tokens = 0; }),

@@ -362,7 +362,7 @@ TEST_CASE("whichever array is left out, the others are staged") {
       &BatchStep::num_runs,        &BatchStep::num_indices};
   for (auto const left_out : counts) {
     for (bool const is_padded : {false, true}) {
-      emulated::Stream const stream;
+      WorkStream const stream;
       Engine engine;
       Engine twin;
       BatchStep some = cuda::largest_step(engine.cache, limits);

@@ -203,3 +203,28 @@ TEST_CASE("nothing to gather launches nothing; what can't work is refused") {
   finish();
   CHECK(rows.bytes() == host.bytes());
 }
+
+TEST_CASE("a position before the first is nobody's, not the sequence's before") {
+  Geometry const g{.num_layers = 1,
+                   .num_kv_heads = num_heads,
+                   .head_dim_k = 64,
+                   .head_dim_v = 0,
+                   .block_tokens = 1,
+                   .format = KvFormat{Element::f32, Granularity::none}};
+  KvStorage oracle(g, num_blocks);
+  Rows rows({1, num_heads, 64}, 5);
+  std::vector<Slot> const slot = {3};
+  cpu::scalar::write_kv(oracle.view(), 0, rows.rows(), {}, slot);
+  DevicePool pool(oracle);
+  Rows want({2, num_heads, 64});
+  DeviceRows const out(want);
+  std::memcpy(want.vector(0, 0), rows.vector(0, 0), num_heads * 64 * sizeof(float));
+  DeviceBuffer<std::int32_t> const table(std::vector<std::int32_t>{3, 3}, "table");
+  DeviceBuffer<std::int32_t> const first(std::vector<std::int32_t>{0, -1}, "first positions");
+  DeviceBuffer<std::int64_t> const offsets(std::vector<std::int64_t>{0, 1, 2}, "row offsets");
+  cuda::GatherRanges const ranges{table.data(), nullptr, 1, first.data(), offsets.data(), 2, 2};
+  REQUIRE(cuda::gather_kv(pool.view(), 0, ranges, out.mutable_rows(), {}, nullptr) ==
+          cuda::cudaSuccess);
+  finish();
+  CHECK(out.bytes() == want.bytes());
+}

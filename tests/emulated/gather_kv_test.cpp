@@ -222,7 +222,15 @@ TEST_CASE("a position before the first is nobody's, not the sequence's before") 
   DeviceBuffer<std::int32_t> const table(std::vector<std::int32_t>{3, 3}, "table");
   DeviceBuffer<std::int32_t> const first(std::vector<std::int32_t>{0, -1}, "first positions");
   DeviceBuffer<std::int64_t> const offsets(std::vector<std::int64_t>{0, 1, 2}, "row offsets");
-  cuda::GatherRanges const ranges{table.data(), nullptr, 1, first.data(), offsets.data(), 2, 2};
+  cuda::GatherRanges ranges{table.data(), nullptr, 1, first.data(), offsets.data(), 2, 2};
+  REQUIRE(cuda::gather_kv(pool.view(), 0, ranges, out.mutable_rows(), {}, nullptr) ==
+          cuda::cudaSuccess);
+  finish();
+  CHECK(out.bytes() == want.bytes());
+
+  // Nor is a row beyond max_rows anybody's, whatever the offsets say.
+  ranges.first_positions = nullptr;
+  ranges.max_rows = 1;
   REQUIRE(cuda::gather_kv(pool.view(), 0, ranges, out.mutable_rows(), {}, nullptr) ==
           cuda::cudaSuccess);
   finish();

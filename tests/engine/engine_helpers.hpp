@@ -72,7 +72,7 @@ inline std::vector<kv::TokenId> tokens(std::uint64_t seed, std::int32_t count) {
 
 /// The recorded file of this name; empty where it isn't.
 inline std::string recorded(std::string const& name) {
-  std::string const path = std::string(PAGEDKV_SOURCE_DIR) + "/../shared/data/" + name;
+  std::string const path = PAGEDKV_SOURCE_DIR "/../shared/data/" + name;
   return std::filesystem::exists(path) ? path : std::string();
 }
 

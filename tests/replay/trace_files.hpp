@@ -82,7 +82,7 @@ inline std::vector<Prompt> read_claude_code(std::string const& path, std::size_t
 
 /// The recorded traces; empty where this machine doesn't have them.
 inline std::string recorded(std::string const& name) {
-  std::string const path = std::string(PAGEDKV_SOURCE_DIR) + "/../shared/data/" + name;
+  std::string const path = PAGEDKV_SOURCE_DIR "/../shared/data/" + name;
   return std::filesystem::exists(path) ? path : std::string();
 }
 

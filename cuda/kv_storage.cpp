@@ -27,6 +27,13 @@ void upload(std::byte* to, std::vector<T> const& from, cudaStream_t stream) {
           "cudaMemcpyAsync");
 }
 
+/// At its end nothing that was queued is still to come, whatever failed in between: the copies read
+/// what dies with the constructor, and the memory goes back to whoever gave it.
+struct WaitsAtTheEnd {
+  cudaStream_t stream;
+  ~WaitsAtTheEnd() { static_cast<void>(cudaStreamSynchronize(stream)); }
+};
+
 }  // namespace
 
 KvStorage::KvStorage(Geometry const& geometry, std::int32_t num_blocks, cudaStream_t stream,
@@ -41,13 +48,13 @@ KvStorage::KvStorage(Geometry const& geometry, std::int32_t num_blocks, cudaStre
   layers_ = placement_.layers(memory_.data());
   device_layers_ = reinterpret_cast<KvLayer const*>(memory_.data() + layers_at);
 
+  WaitsAtTheEnd const waits{stream};
   constexpr int fill = PAGEDKV_ASSERT_LEVEL >= 2 ? 0xFF : 0;
   require(cudaMemsetAsync(memory_.data(), fill,
                           static_cast<std::size_t>(placement_.bytes_of_blocks()), stream),
           "cudaMemsetAsync");
   upload(memory_.data() + placement_.bytes_of_blocks(), statics, stream);
   upload(memory_.data() + layers_at, layers_, stream);
-  // Until then the copies may read what dies here.
   require(cudaStreamSynchronize(stream), "cudaStreamSynchronize");
 }
 

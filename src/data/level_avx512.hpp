@@ -116,8 +116,21 @@ struct ToMemory {
   }
 };
 
+/// The two ways of who has `encode<To>`.
+template <class Encoder>
+struct EncodesTo {
+  static void run(std::byte const* in, std::int64_t dim, quant::InverseScale inv, float zero,
+                  std::byte* out) {
+    Encoder::template encode<ToCache>(in, dim, inv, zero, out);
+  }
+  static void stream(std::byte const* in, std::int64_t dim, quant::InverseScale inv, float zero,
+                     std::byte* out) {
+    Encoder::template encode<ToMemory>(in, dim, inv, zero, out);
+  }
+};
+
 template <Element row, Element element>
-struct EncodeFp8 {
+struct EncodeFp8 : EncodesTo<EncodeFp8<row, element>> {
   static constexpr std::int64_t row_bytes = sizeof(typename Codec<row>::Code);
 
   /// 32 codes as words.
@@ -132,16 +145,6 @@ struct EncodeFp8 {
                                      0xCA);  // 0x7F ? words : signs
   }
 
-  static void run(std::byte const* in, std::int64_t dim, quant::InverseScale inv, float zero,
-                  std::byte* out) {
-    encode<ToCache>(in, dim, inv, zero, out);
-  }
-  static void stream(std::byte const* in, std::int64_t dim, quant::InverseScale inv, float zero,
-                     std::byte* out) {
-    encode<ToMemory>(in, dim, inv, zero, out);
-  }
-
- private:
   template <class To>
   [[gnu::always_inline]] static inline void encode(std::byte const* in, std::int64_t dim,
                                                    quant::InverseScale inv, float zero,
@@ -172,7 +175,7 @@ struct Encode<row, Element::fp8_e5m2> : EncodeFp8<row, Element::fp8_e5m2> {};
 /// The rounding conversion gives INT32_MIN for NaN and for what is too large; packing saturates the
 /// rest. A word of INT16_MIN may be any of these and sends the vector to the plain loop.
 template <Element row>
-struct Encode<row, Element::int8> {
+struct Encode<row, Element::int8> : EncodesTo<Encode<row, Element::int8>> {
   static constexpr std::int64_t row_bytes = sizeof(typename Codec<row>::Code);
 
   /// In each lane of 128 bits: four of the row's first vector, then four of its second.
@@ -194,16 +197,6 @@ struct Encode<row, Element::int8> {
     }
   }
 
-  static void run(std::byte const* in, std::int64_t dim, quant::InverseScale inv, float zero,
-                  std::byte* out) {
-    encode<ToCache>(in, dim, inv, zero, out);
-  }
-  static void stream(std::byte const* in, std::int64_t dim, quant::InverseScale inv, float zero,
-                     std::byte* out) {
-    encode<ToMemory>(in, dim, inv, zero, out);
-  }
-
- private:
   template <class To>
   [[gnu::always_inline]] static inline void encode(std::byte const* in, std::int64_t dim,
                                                    quant::InverseScale inv, float zero,

@@ -154,6 +154,7 @@ std::vector<std::string> calibrated_files(Arguments const& a) {
   auto const formats = static_formats(a);
   auto const path = a.scales.empty() ? "kv_cache_scales.json" : a.scales.front();
   std::vector<std::string> files;
+  files.reserve(formats.size());
   for (auto const format : formats) {
     files.push_back(quality::scale_path(path, format, formats.size() == 1));
   }

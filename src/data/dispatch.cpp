@@ -70,7 +70,7 @@ Kernels const* best() noexcept {
     if (found == nullptr) found = k;
     if (wanted != nullptr && std::strcmp(wanted, k->name) == 0) return k;
   }
-  if (wanted != nullptr && *wanted != '\0') complain(wanted, found);
+  if (found != nullptr && wanted != nullptr && *wanted != '\0') complain(wanted, found);
   return found;
 }
 

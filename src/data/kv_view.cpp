@@ -64,7 +64,7 @@ std::string tensor_error(KvView const& view, KvTensor const& t, bool may_be_abse
     return "head_dim is " + std::to_string(t.head_dim) + "; it must be 1 to " +
            std::to_string(max_head_dim) + (may_be_absent ? ", or 0 where there is no V" : "");
   }
-  if (auto const problem = kv_format_error(t.format); !problem.empty()) return problem;
+  if (auto problem = kv_format_error(t.format); !problem.empty()) return problem;
   if (t.data == nullptr) return "data is null";
   bool const is_scaled = t.format.granularity != Granularity::none;
   if (is_scaled && t.scales == nullptr)
@@ -77,7 +77,7 @@ std::string tensor_error(KvView const& view, KvTensor const& t, bool may_be_abse
   }
   bool const is_odd = (t.block_stride % 2 | t.token_stride % 2 | t.head_stride % 2) != 0;
   if (t.format.element == Element::int4 && is_odd) return "an odd stride of int4 elements";
-  if (auto const problem = overlap_error(view, t); !problem.empty()) return problem;
+  if (auto problem = overlap_error(view, t); !problem.empty()) return problem;
   return scale_stride_error(t);
 }
 

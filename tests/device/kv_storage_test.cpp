@@ -2,6 +2,7 @@
 #include <pagedkv/data/cuda/kv_storage.hpp>
 #include <pagedkv/data/cuda/operations.hpp>
 
+#include <algorithm>
 #include <cstring>
 #include <utility>
 
@@ -67,6 +68,29 @@ class EngineMemory final : public cuda::Allocator {
   int calls = 0;
   int frees = 0;
   bool is_short = false;
+};
+
+/// Memory that the engine keeps: what is given back is marked.
+class KeptMemory final : public cuda::Allocator {
+ public:
+  explicit KeptMemory(std::int64_t bytes)
+      : memory_(cuda::device_memory().allocate(bytes)), bytes_(bytes) {}
+  KeptMemory(KeptMemory const&) = delete;
+  KeptMemory& operator=(KeptMemory const&) = delete;
+  ~KeptMemory() { cuda::device_memory().deallocate(memory_, bytes_); }
+  void* allocate(std::int64_t bytes) override { return bytes <= bytes_ ? memory_ : nullptr; }
+  void deallocate(void*, std::int64_t) noexcept override {
+    std::memset(memory_, mark, static_cast<std::size_t>(bytes_));
+  }
+  [[nodiscard]] bool is_as_given_back() const {
+    auto const* const bytes = static_cast<unsigned char const*>(memory_);
+    return std::all_of(bytes, bytes + bytes_, [](unsigned char b) { return b == mark; });
+  }
+
+ private:
+  static constexpr unsigned char mark = 0x5A;
+  void* memory_;
+  std::int64_t bytes_;
 };
 
 }  // namespace
@@ -191,6 +215,16 @@ TEST_CASE("a device pool that can't be had says which call failed, for how many 
     CHECK(emulated::live_allocations() == live);
   }
   CHECK(message_of(make).empty());
+  // Nor is anything still to come that would write what the engine has got back.
+  for (int i = 0; i < 3; ++i) {
+    KeptMemory kept(std::stoll(bytes));
+    emulated::fail_next_call(cudaErrorInvalidValue, i);
+    CHECK_THAT(
+        message_of([&] { cuda::KvStorage const storage(g, 6, stream, {}, scales_for(g), kept); }),
+        contains_text(calls[i + 1]));
+    stream.wait();
+    CHECK(kept.is_as_given_back());
+  }
 
   // Nor is it set up while something is captured.
   REQUIRE(cudaStreamBeginCapture(stream, cudaStreamCaptureModeGlobal) == cudaSuccess);

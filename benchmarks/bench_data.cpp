@@ -21,6 +21,7 @@
 #include <pagedkv/detail/lazy_array.hpp>
 #include <pagedkv/quant/vector_codec.hpp>
 
+#include "../src/data/kernels.hpp"
 #include "bench_support.hpp"
 #include "by_hand.hpp"
 
@@ -100,6 +101,7 @@ struct WriteCase {
   std::int64_t num_tokens = 64;  ///< of K and V: in the second level cache
   Element input = Element::bf16;
   kv::BlockOrder order = kv::BlockOrder::nhd;
+  bool may_stream = true;
 };
 
 template <class T>
@@ -122,7 +124,10 @@ void write_rows(benchmark::State& state, WriteCase const& c) {
 
   BestLap lap;
   std::int64_t const calls = std::max<std::int64_t>(1, 1024 / c.num_tokens);
+  std::int64_t const streaming_bytes = kv::cpu::streaming_bytes();
+  if (!c.may_stream) kv::cpu::set_streaming_bytes(INT64_MAX);
   lap.time(state, calls, [&] { kv::cpu::write_kv(storage.view(), 0, k_rows, v_rows, slots); });
+  kv::cpu::set_streaming_bytes(streaming_bytes);
 
   Checks checks(state);
   kv::KvStorage expected(geometry_of(c.format, c.dim), num_blocks, {c.order},
@@ -271,6 +276,8 @@ void add_all() {
     add_write("write_kv_f32", {format, 128, 64, Element::f32});
     add_write("write_kv_hnd", {format, 128, 64, Element::bf16, kv::BlockOrder::hnd});
     add_write("write_kv_memory", {format, 128, many_tokens});
+    add_write("write_kv_memory_cached",
+              {format, 128, many_tokens, Element::bf16, kv::BlockOrder::nhd, false});
   }
   for (std::int32_t const context : {2048, 32768}) {
     for (Element const element : kv::all_elements) {

@@ -101,8 +101,8 @@ enum class VectorLevel : std::int32_t { baseline, avx2, avx512 };
 bool set_vector_level(VectorLevel level) noexcept;
 
 /// A call of write_kv that stores at least so many bytes reads its rows from memory and leaves
-/// nothing of use in the caches: it streams. INT64_MAX but on Intel's processors, where that makes
-/// it twice as fast (docs/performance-data.md).
+/// nothing of use in the caches: it streams. INT64_MAX but on Intel's processors, where it was
+/// faster (docs/performance-data.md).
 [[nodiscard]] std::int64_t streaming_bytes() noexcept;
 /// For tests and benchmarks; not while an operation runs.
 void set_streaming_bytes(std::int64_t bytes) noexcept;

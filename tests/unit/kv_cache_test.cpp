@@ -39,6 +39,18 @@ struct CollidingPolicy {
   using Eviction = kv::LruEviction;
 };
 
+/// Says how many blocks were hashed.
+struct CountingPolicy {
+  struct Hash : kv::Xxh3BlockHash {
+    static inline int num_hashed = 0;
+    static kv::Hash128 content(std::span<kv::TokenId const> tokens, std::uint64_t seed) noexcept {
+      ++num_hashed;
+      return kv::Xxh3BlockHash::content(tokens, seed);
+    }
+  };
+  using Eviction = kv::LruEviction;
+};
+
 template <class Code>
 std::string refusal(Code&& code) {
   auto const outcome = outcome_of(std::forward<Code>(code));
@@ -461,4 +473,38 @@ TEST_CASE("cache: when every hash collides, hits are still exact") {
   CHECK(match(joined(a, y)) == 4);
   CHECK(match(x) == 0);
   CHECK(match(a, {.salt = "tenant"}) == 0);
+}
+
+TEST_CASE("cache: of several children the one that was opened last is found without hashing") {
+  kv::BasicKvCache<CountingPolicy> cache(pool_of(32));
+  auto const head = iota(0, 16);
+  auto const a = joined(head, iota(100, 9));
+  auto const b = joined(head, iota(200, 9));
+  leave_idle(cache, a);
+  leave_idle(cache, b);
+  auto const hashed = [](auto&& look_up) {
+    int const before = CountingPolicy::Hash::num_hashed;
+    look_up();
+    return CountingPolicy::Hash::num_hashed - before;
+  };
+  auto const open = [&](Tokens const& prompt) {
+    return hashed([&] {
+      auto const seq = cache.open(SequenceId{1}, prompt);
+      REQUIRE(seq.has_value());
+      CHECK(seq->cached() == 24);
+    });
+  };
+  CHECK(open(b) == 1);  // the first block of a prompt has no parent that could name it
+  CHECK(open(a) == 2);
+  CHECK(open(a) == 1);
+  CHECK(open(b) == 2);
+  CHECK(open(b) == 1);
+  // A question leaves no trace, nor does a call that fails.
+  CHECK(cache.match(cache.hash(a)) == 24);
+  CHECK(open(b) == 1);
+  auto const other = running(cache, 2, iota(1000, 64));
+  auto const refused = cache.open(SequenceId{3}, a, {.reserve = 100});
+  CHECK((!refused && refused.error() == Errc::no_free_blocks));
+  CHECK(open(b) == 1);
+  CHECK_VERIFIED(cache);
 }

@@ -68,7 +68,7 @@ struct Fixture {
       out.push_back(b);
     };
     auto const found = index.walk(view, max_blocks, hit, [](BlockId) {});
-    CHECK(found == static_cast<std::int32_t>(out.size()));
+    CHECK(found.blocks == static_cast<std::int32_t>(out.size()));
     return out;
   }
   /// The leading blocks of `prompt`, by tokens alone and by a key's hashes: both must agree.
@@ -188,6 +188,29 @@ TEMPLATE_TEST_CASE("prefix index: a walk finds the right child of many", "", kv:
   }
   CHECK(f.walk(joined(iota(0, 4), iota(1, 4))) == Blocks{root});
   CHECK(f.walk(iota(1, 8)).empty());
+}
+
+TEST_CASE("prefix index: a walk says from where on it guessed wrong, and guesses what it is told") {
+  Fixture<kv::Xxh3BlockHash> f;
+  auto const root = f.publish(0, none, iota(0, 4));
+  auto const shared = f.publish(1, root, iota(4, 4));
+  auto const left = f.publish(2, shared, iota(100, 4));
+  f.publish(3, left, iota(104, 4));
+  auto const right = f.publish(4, shared, iota(200, 4));
+  f.publish(5, right, iota(204, 4));
+  auto const walk = [&](Tokens const& behind) {
+    auto const prompt = joined(iota(0, 8), behind);
+    auto const found = f.index.walk(
+        {prompt, {}, nullptr}, 4, [](auto...) {}, [](BlockId) {});
+    return std::pair{found.blocks, found.first_unguessed};
+  };
+  CHECK(walk(iota(200, 8)) == std::pair{4, 0});  // the newest child, and nothing was told yet
+  CHECK(walk(iota(100, 8)) == std::pair{4, 2});
+  f.index.set_child(shared, left);
+  CHECK(walk(iota(100, 8)) == std::pair{4, 0});
+  CHECK(walk(iota(200, 8)) == std::pair{4, 2});
+  // Where the prompt isn't cached any more no guess was wrong.
+  CHECK(walk(iota(300, 8)) == std::pair{2, 0});
 }
 
 TEST_CASE("prefix index: a walk stops at the limit") {

@@ -110,6 +110,7 @@ class CacheCore {
 
     if (hit.partial.num_tokens > 0) hold_source(hit.partial.block);
     for (std::int32_t j = 0; j < hit.blocks; ++j) pool_.acquire(row[j]);
+    if (hit.first_unguessed > 0) guess_next_time(row, hit);
     std::int32_t const r = start(id);
     SequenceState& s = sequences_.state(r);
     s.num_blocks = s.published_blocks = hit.blocks;
@@ -302,9 +303,10 @@ class CacheCore {
     if (pins_.full()) return Unexpected{Errc::no_free_sequences};
     std::int32_t const p = pins_.start();
     BlockId* const row = pins_.places(p);
-    pins_.state(p).num_blocks = index_.walk(
+    PrefixWalk const walk = index_.walk(
         prompt, std::min(shape_.block(prompt.num_tokens()), pins_.width()),
         [&](std::int32_t j, BlockId b) { row[j] = b; }, [](BlockId) {});
+    pins_.state(p).num_blocks = walk.blocks;
     for (BlockId const b : pins_.blocks(p)) pool_.acquire(b);
     return p;
   }
@@ -565,6 +567,12 @@ class CacheCore {
     sequences_.places(r)[column] = copy.dst;
     s.first_changed = std::min(s.first_changed, column);
     release_blocks(r, {&old, 1});
+  }
+  /// The next look-up that comes to these blocks guesses this prompt's way.
+  void guess_next_time(BlockId const* row, Hit const& hit) noexcept {
+    for (std::int32_t j = hit.first_unguessed; j < hit.blocks; ++j) {
+      index_.set_child(row[j - 1], row[j]);
+    }
   }
   void hold_source(BlockId src) {
     pool_.hold(src);

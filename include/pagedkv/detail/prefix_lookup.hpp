@@ -20,9 +20,10 @@ PAGEDKV_NAMESPACE_BEGIN
 namespace detail {
 
 struct Hit {
-  std::int32_t blocks = 0;  ///< full ones
-  std::int32_t idle = 0;    ///< of those, nobody's
-  std::int32_t tokens = 0;  ///< in all
+  std::int32_t blocks = 0;           ///< full ones
+  std::int32_t idle = 0;             ///< of those, nobody's
+  std::int32_t tokens = 0;           ///< in all
+  std::int32_t first_unguessed = 0;  ///< the first block that no child hint named, or 0
   PartialMatch partial{};
   HitEnd end = HitEnd::no_block;
 };
@@ -51,7 +52,7 @@ class PrefixLookup {
     std::int32_t const limit = shape_.block(last);
     BlockId deepest;
     // One block further than may be shared: tells a prompt that is cached to its end from others.
-    std::int32_t const found = index_.walk(
+    PrefixWalk const walk = index_.walk(
         prompt, shape_.block(prompt.num_tokens()),
         [&](std::int32_t j, BlockId b) {
           if (j >= limit) return;
@@ -60,7 +61,8 @@ class PrefixLookup {
           deepest = b;
         },
         [&](BlockId b) { pool_.prefetch_idle(b); });
-    hit.blocks = std::min(found, limit);
+    hit.blocks = std::min(walk.blocks, limit);
+    hit.first_unguessed = walk.first_unguessed;
     hit.tokens = hit.blocks * shape_.tokens();
     if (partial_hits_ && hit.tokens < last) {
       auto const rest = prompt.tokens.subspan(static_cast<std::size_t>(hit.tokens),
@@ -69,7 +71,7 @@ class PrefixLookup {
           index_.find_partial(index_.identity(deepest), rest, prompt.extra_of(hit.blocks));
       hit.tokens += hit.partial.num_tokens;
     }
-    if (found > limit || hit.tokens == last) {
+    if (walk.blocks > limit || hit.tokens == last) {
       hit.end = HitEnd::last_token;
     } else if (hit.blocks == 0 && prompt.num_tokens() >= shape_.tokens() &&
                index_.has_root_under_other_keys(

@@ -7,8 +7,9 @@
 /// when every hash collides. The parent's identity is its id and generation, never its hash: when a
 /// parent's content goes, its generation rises and its children can't be found any more.
 ///
-/// Child hint: each block remembers its newest child. If the hint's parent, tokens and extra keys
-/// are equal it is the answer, and the block needn't be hashed at all.
+/// Child hint: each block remembers the child that was published or opened last. If the hint's
+/// parent, tokens and extra keys are equal it is the answer, and the block needn't be hashed at
+/// all.
 ///
 /// Jump hint: each block also remembers its newest descendant 16 places later. A look-up prefetches
 /// that one, so that a long hit isn't a chain of cache misses. Both hints may be stale: what the
@@ -49,6 +50,14 @@ struct BlockIdentity {
 struct PartialMatch {
   BlockId block;
   std::int32_t num_tokens = 0;
+};
+
+/// What a walk found.
+struct PrefixWalk {
+  std::int32_t blocks = 0;  ///< leading ones
+  /// The first of them that its parent's child hint didn't name, or 0: the first block of a prompt
+  /// has no parent and is never guessed.
+  std::int32_t first_unguessed = 0;
 };
 
 /// Contents of all blocks and the exact index over the published ones. `const` calls may run
@@ -154,8 +163,9 @@ class BasicPrefixIndex {
   /// returns how many there are. `soon(block)` gets blocks that will probably be hit some 16 places
   /// later. O(blocks).
   template <class Hit, class Soon>
-  std::int32_t walk(detail::PromptView const& prompt, std::int32_t max_blocks, Hit&& hit,
-                    Soon&& soon) const {
+  PrefixWalk walk(detail::PromptView const& prompt, std::int32_t max_blocks, Hit&& hit,
+                  Soon&& soon) const {
+    std::int32_t first_unguessed = 0;
     BlockIdentity parent = root_;
     TokenId const* tokens = prompt.tokens.data();
     for (std::int32_t j = 0; j < max_blocks; ++j, tokens += block_tokens_) {
@@ -163,7 +173,8 @@ class BasicPrefixIndex {
       BlockId block = parent.block.is_null() ? BlockId{} : BlockId{hints_[at(parent.block)].child};
       if (block.is_null() || !continues(block, parent, tokens, extra)) {
         block = find_hashed(prompt, j, parent, extra);
-        if (block.is_null()) return j;
+        if (block.is_null()) return {j, first_unguessed};
+        if (first_unguessed == 0) first_unguessed = j;
         prefetch_children(block, soon);
       }
       if (std::int32_t const jump = hints_[at(block)].jump; jump >= 0) {
@@ -172,7 +183,7 @@ class BasicPrefixIndex {
       hit(j, block);
       parent = identity(block);
     }
-    return max_blocks;
+    return {max_blocks, first_unguessed};
   }
 
   /// Among the newest `max_partial_candidates` children of `parent` that begin with the same token
@@ -245,6 +256,11 @@ class BasicPrefixIndex {
     return {};
   }
 
+  /// `child` is the first guess for what is behind `b`. Written only where it isn't already.
+  void set_child(BlockId b, BlockId child) noexcept {
+    std::int32_t& hint = hints_[at(b)].child;
+    if (hint != child.value()) hint = child.value();
+  }
   /// `later` stands `jump_distance` places behind `b` in a prompt.
   void set_jump(BlockId b, BlockId later) noexcept { hints_[at(b)].jump = later.value(); }
 

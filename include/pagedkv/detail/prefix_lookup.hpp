@@ -42,7 +42,7 @@ class PrefixLookup {
   /// The longest cached prefix that leaves the last token out, and why it ends. Calls
   /// `sink(j, block)` for its full blocks. O(blocks).
   template <class Sink>
-  Hit find(PromptView const& prompt, bool read, Sink&& sink) const {
+  PAGEDKV_ALWAYS_INLINE Hit find(PromptView const& prompt, bool read, Sink&& sink) const {
     Hit hit;
     if (!read) {
       hit.end = HitEnd::not_read;

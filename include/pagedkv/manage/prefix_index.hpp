@@ -163,8 +163,8 @@ class BasicPrefixIndex {
   /// returns how many there are. `soon(block)` gets blocks that will probably be hit some 16 places
   /// later. O(blocks).
   template <class Hit, class Soon>
-  PrefixWalk walk(detail::PromptView const& prompt, std::int32_t max_blocks, Hit&& hit,
-                  Soon&& soon) const {
+  PAGEDKV_ALWAYS_INLINE PrefixWalk walk(detail::PromptView const& prompt, std::int32_t max_blocks,
+                                        Hit&& hit, Soon&& soon) const {
     std::int32_t first_unguessed = 0;
     BlockIdentity parent = root_;
     TokenId const* tokens = prompt.tokens.data();

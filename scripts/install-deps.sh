@@ -8,7 +8,7 @@
 set -euo pipefail
 
 packages=(g++ cmake ninja-build libfmt-dev libxxhash-dev catch2 libbenchmark-dev nlohmann-json3-dev
-  libcli11-dev libopenblas-dev libpcre2-dev git)
+  libcli11-dev libopenblas-dev libpcre2-dev python3 git)
 dev=0
 for argument in "$@"; do
   case $argument in

@@ -21,7 +21,9 @@ class Choices {
  public:
   static Choices from_seed(std::uint64_t seed) {
     Choices c;
-    c.state_ = seed * 0x9E3779B97F4A7C15ULL + 0x1234567ULL;
+    // Mixed: a state is one increment behind the next one, so that seeds that count up would all
+    // draw from one sequence, each a draw later.
+    c.state_ = mixed(seed * increment + 0x1234567ULL);
     c.source_ = Source::seed;
     return c;
   }
@@ -75,15 +77,20 @@ class Choices {
  private:
   enum class Source : std::uint8_t { seed, bytes, recording };
 
+  // SplitMix64.
+  static constexpr std::uint64_t increment = 0x9E3779B97F4A7C15ULL;
+  static std::uint64_t mixed(std::uint64_t z) {
+    z = (z ^ (z >> 30)) * 0xBF58476D1CE4E5B9ULL;
+    z = (z ^ (z >> 27)) * 0x94D049BB133111EBULL;
+    return z ^ (z >> 31);
+  }
+
   std::uint32_t draw() {
     std::uint16_t raw = 0;
     switch (source_) {
       case Source::seed: {
-        state_ += 0x9E3779B97F4A7C15ULL;
-        std::uint64_t z = state_;
-        z = (z ^ (z >> 30)) * 0xBF58476D1CE4E5B9ULL;
-        z = (z ^ (z >> 27)) * 0x94D049BB133111EBULL;
-        raw = static_cast<std::uint16_t>((z ^ (z >> 31)) >> 48);
+        state_ += increment;
+        raw = static_cast<std::uint16_t>(mixed(state_) >> 48);
         break;
       }
       case Source::bytes:

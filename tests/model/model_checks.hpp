@@ -3,7 +3,6 @@
 /// What the model tests share.
 #pragma once
 
-#include <cstdio>
 #include <string>
 #include <vector>
 
@@ -16,11 +15,9 @@ namespace pagedkv::testing {
 template <class Policy>
 RunReport check_programs(char const* name, std::vector<Shape> const& shapes, int percent,
                          std::int64_t steps_of_program, int full_check_every) {
-  auto const report =
-      run_programs<Policy>(shapes, steps_share(percent), steps_of_program, full_check_every);
-  std::printf("%s: %lld steps, seeds %llu to %llu\n", name, static_cast<long long>(report.steps),
-              static_cast<unsigned long long>(report.first_seed),
-              static_cast<unsigned long long>(report.last_seed));
+  auto const report = run_programs<Policy>(shapes, RunLimits::from_environment(percent),
+                                           steps_of_program, full_check_every);
+  print_run(name, report.steps, report.first_seed, report.last_seed, !report.failure.empty());
   if (!report.failure.empty()) FAIL(report.failure);
   return report;
 }

@@ -3,15 +3,14 @@
 /// Runs random programs and, when one fails, shrinks it and says what it did.
 #pragma once
 
-#include <chrono>
 #include <cstdint>
-#include <cstdlib>
 #include <optional>
 #include <string>
 #include <utility>
 #include <vector>
 
 #include "program.hpp"
+#include "run_limits.hpp"
 
 namespace pagedkv::testing {
 
@@ -80,7 +79,7 @@ ProgramOutcome run_program(Shape const& shape, Choices choices, std::int64_t ste
 /// seconds.
 template <class Policy>
 Recording shrink(Shape const& shape, Recording recording, int full_check_every) {
-  auto const begin = std::chrono::steady_clock::now();
+  Clock const clock;
   auto const fails = [&](Recording const& r) {
     return !run_program<Policy>(shape, Choices::from_recording(r), std::int64_t(r.size()),
                                 full_check_every)
@@ -90,7 +89,7 @@ Recording shrink(Shape const& shape, Recording recording, int full_check_every) 
     bool shrunk = false;
     // The first group holds the program's own parameters.
     for (std::size_t at = 1; at < recording.size();) {
-      if (std::chrono::steady_clock::now() - begin > std::chrono::seconds(20)) return recording;
+      if (clock.seconds() > 20) return recording;
       Recording shorter = recording;
       auto const from = shorter.begin() + std::ptrdiff_t(at);
       shorter.erase(from, from + std::ptrdiff_t(std::min(piece, shorter.size() - at)));
@@ -134,13 +133,16 @@ struct RunReport {
   Stats happened;
 };
 
-/// Runs the programs of seeds 1, 2, ... over the shapes in turn, until `steps` are done or one
-/// fails.
+/// Runs the programs of the first seed, the next, ... over the shapes in turn, until a limit is
+/// reached or one fails.
 template <class Policy>
-RunReport run_programs(std::vector<Shape> const& shapes, std::int64_t steps,
+RunReport run_programs(std::vector<Shape> const& shapes, RunLimits const& limits,
                        std::int64_t steps_of_program, int full_check_every) {
+  Clock const clock;
   RunReport report;
-  while (report.steps < steps) {
+  report.first_seed = limits.first_seed;
+  report.last_seed = limits.first_seed - 1;
+  while (report.steps < limits.steps && clock.seconds() < limits.seconds) {
     std::uint64_t const seed = ++report.last_seed;
     Shape const& shape = shapes[seed % shapes.size()];
     // Short and long lives.
@@ -161,18 +163,8 @@ RunReport run_programs(std::vector<Shape> const& shapes, std::int64_t steps,
 // In programs/default_policy.cpp: half a minute of compiling that three test programs share.
 extern template ProgramOutcome run_program<DefaultPolicy>(Shape const&, Choices, std::int64_t, int,
                                                           std::vector<std::string>*);
-extern template RunReport run_programs<DefaultPolicy>(std::vector<Shape> const&, std::int64_t,
+extern template RunReport run_programs<DefaultPolicy>(std::vector<Shape> const&, RunLimits const&,
                                                       std::int64_t, int);
 #endif
-
-/// Steps of a whole run over all of tests/model, from the environment or what CI does.
-inline std::int64_t steps_of_all() {
-  char const* const text = std::getenv("PAGEDKV_MODEL_STEPS");
-  return text == nullptr ? 11'000'000 : std::atoll(text);
-}
-/// The share of one test of it.
-inline std::int64_t steps_share(int percent) {
-  return std::max<std::int64_t>(1000, steps_of_all() / 100 * percent);
-}
 
 }  // namespace pagedkv::testing

@@ -6,6 +6,6 @@
 namespace pagedkv::testing {
 template ProgramOutcome run_program<DefaultPolicy>(Shape const&, Choices, std::int64_t, int,
                                                    std::vector<std::string>*);
-template RunReport run_programs<DefaultPolicy>(std::vector<Shape> const&, std::int64_t,
+template RunReport run_programs<DefaultPolicy>(std::vector<Shape> const&, RunLimits const&,
                                                std::int64_t, int);
 }  // namespace pagedkv::testing

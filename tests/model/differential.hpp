@@ -152,10 +152,16 @@ class Program {
   std::vector<std::string>* log = nullptr;
   [[nodiscard]] Happened const& happened() const { return happened_; }
 
-  /// Runs `steps` verbs, or until the choices are exhausted; large pools take more to fill.
+  /// Large pools take more to fill.
+  [[nodiscard]] std::int64_t length(std::int64_t steps) const {
+    return drawn_.num_blocks > 600 ? 4 * steps : steps;
+  }
+  /// All verbs were run: what is done now has a group of decisions of its own, the last one.
+  [[nodiscard]] bool is_finishing() const { return finishing_; }
+
+  /// Runs `steps` verbs, or until the choices are exhausted, and gives everything back.
   void run(std::int64_t steps) {
     note(describe());
-    if (drawn_.num_blocks > 600) steps *= 4;
     for (std::int64_t i = 0; i < steps && !choices_.exhausted(); ++i) step();
     finish();
     happened_.counted = counters(oracle_.cache->stats());
@@ -756,6 +762,7 @@ class Program {
 
   /// Everything is given back; then, in some programs, the order in which blocks go is looked at.
   void finish() {
+    finishing_ = true;
     touched_ = also_touched_ = nullptr;
     choices_.begin_step();
     bool const drained = !choices_.one_in(3);
@@ -1042,6 +1049,7 @@ class Program {
   std::uint64_t epoch_ = 0;
   TokenId last_private_ = 1000;
   int pad_sequences_ = 0;
+  bool finishing_ = false;
   Happened happened_;
 };
 

@@ -31,40 +31,43 @@ class MisuseIsMismatch {
 };
 
 struct Outcome {
-  std::string mismatch;  ///< empty: none
+  std::string mismatch;     ///< empty: none
+  bool at_the_end = false;  ///< it showed when everything was given back
   Happened happened;
 };
 
 /// A program that failed is left alone: what it destroys may be broken.
 template <class Library, class Oracle>
 Outcome run_program(Options const& options, Choices choices, std::int64_t steps,
-                    std::vector<std::string>* log = nullptr) {
+                    bool replayed = false, std::vector<std::string>* log = nullptr) {
   MisuseIsMismatch const guard;
   auto* const program = new Program<Library, Oracle>(options, std::move(choices));
   program->log = log;
   Outcome out;
   try {
-    program->run(steps);
+    program->run(replayed ? steps : program->length(steps));
   } catch (Mismatch const& m) {
     out.mismatch = m.what();
   }
+  out.at_the_end = program->is_finishing();
   out.happened = program->happened();
   if (out.mismatch.empty()) delete program;
   return out;
 }
 
 /// The fewest steps that still fail, found by leaving out halves, quarters, ... within some
-/// seconds. The first group of a recording has the program's own parameters.
+/// seconds. The first group of a recording has the program's own parameters; the `kept` last ones
+/// stay.
 template <class Fails>
-Recording shrink(Recording recording, Fails&& fails) {
+Recording shrink(Recording recording, std::size_t kept, Fails&& fails) {
   auto const begin = std::chrono::steady_clock::now();
   for (std::size_t piece = recording.size() / 2; piece > 0;) {
     bool shrunk = false;
-    for (std::size_t at = 1; at < recording.size();) {
+    for (std::size_t at = 1; at + kept < recording.size();) {
       if (std::chrono::steady_clock::now() - begin > std::chrono::seconds(20)) return recording;
       Recording shorter = recording;
       auto const from = shorter.begin() + std::ptrdiff_t(at);
-      shorter.erase(from, from + std::ptrdiff_t(std::min(piece, shorter.size() - at)));
+      shorter.erase(from, from + std::ptrdiff_t(std::min(piece, shorter.size() - kept - at)));
       if (fails(shorter)) {
         recording = std::move(shorter);
         shrunk = true;
@@ -85,11 +88,12 @@ std::string explain(Options const& options, std::uint64_t seed, std::int64_t ste
   Choices choices = Choices::from_seed(seed);
   choices.record_into(&recording);
   (void)run_program<Library, Oracle>(options, choices, steps);
+  std::size_t const kept = first.at_the_end ? 1 : 0;
   auto const run = [&](Recording const& r, std::vector<std::string>* log) {
-    return run_program<Library, Oracle>(options, Choices::from_recording(r), std::int64_t(r.size()),
-                                        log);
+    return run_program<Library, Oracle>(options, Choices::from_recording(r),
+                                        std::int64_t(r.size() - 1 - kept), true, log);
   };
-  recording = shrink(std::move(recording),
+  recording = shrink(std::move(recording), kept,
                      [&](Recording const& r) { return !run(r, nullptr).mismatch.empty(); });
   std::vector<std::string> log;
   auto const last = run(recording, &log);

@@ -1,0 +1,88 @@
+// SPDX-License-Identifier: Apache-2.0
+/// \file
+/// A doubly linked list threaded through an array: element i is linked by `links[i]`. No pointers,
+/// no allocation, O(1) everything.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <span>
+
+#include <oracle/detail/lazy_array.hpp>
+#include <oracle/shared.hpp>
+
+PAGEDKV_ORACLE_BEGIN
+namespace detail {
+
+/// `stamp` is free for the owner of the list.
+struct Link {
+  std::int32_t prev;
+  std::int32_t next;
+  std::uint64_t stamp;
+};
+
+/// A list over `links` that somebody else owns. An element may be in one list of those links.
+/// Ends are -1. Not checked: erasing what isn't in the list breaks it.
+class IndexList {
+ public:
+  [[nodiscard]] std::int32_t front() const noexcept { return head_; }
+  [[nodiscard]] std::int32_t back() const noexcept { return tail_; }
+  [[nodiscard]] std::int32_t size() const noexcept { return size_; }
+  [[nodiscard]] bool empty() const noexcept { return size_ == 0; }
+
+  template <class L>
+  void push_back(L* links, std::int32_t id) noexcept {
+    links[id].prev = tail_;
+    links[id].next = -1;
+    (tail_ >= 0 ? links[tail_].next : head_) = id;
+    tail_ = id;
+    ++size_;
+  }
+  /// Many strong ids, in order; `also(links, id)` is called for each.
+  template <class L, class Id, class Also>
+  void push_back(L* links, std::span<Id const> ids, Also&& also) noexcept {
+    std::int32_t tail = tail_;
+    for (Id const& strong : ids) {
+      std::int32_t const id = strong.value();
+      links[id].prev = tail;
+      (tail >= 0 ? links[tail].next : head_) = id;
+      tail = id;
+      also(links, id);
+    }
+    if (ids.empty()) return;
+    links[tail].next = -1;
+    tail_ = tail;
+    size_ += static_cast<std::int32_t>(ids.size());
+  }
+  /// The first n elements leave; `head` is the one after them, or -1.
+  template <class L>
+  void drop_front(L* links, std::int32_t head, std::int32_t n) noexcept {
+    head_ = head;
+    (head >= 0 ? links[head].prev : tail_) = -1;
+    size_ -= n;
+  }
+  template <class L>
+  void push_front(L* links, std::int32_t id) noexcept {
+    links[id].prev = -1;
+    links[id].next = head_;
+    (head_ >= 0 ? links[head_].prev : tail_) = id;
+    head_ = id;
+    ++size_;
+  }
+  template <class L>
+  void erase(L* links, std::int32_t id) noexcept {
+    std::int32_t const prev = links[id].prev;
+    std::int32_t const next = links[id].next;
+    (prev >= 0 ? links[prev].next : head_) = next;
+    (next >= 0 ? links[next].prev : tail_) = prev;
+    --size_;
+  }
+
+ private:
+  std::int32_t head_ = -1;
+  std::int32_t tail_ = -1;
+  std::int32_t size_ = 0;
+};
+
+}  // namespace detail
+PAGEDKV_ORACLE_END

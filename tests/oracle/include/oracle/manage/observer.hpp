@@ -1,0 +1,49 @@
+// SPDX-License-Identifier: Apache-2.0
+/// \file
+/// What became findable and what stopped being so, for routers and external indexes. Replaying the
+/// events gives the exact map at any moment: a parent is stored before its child, a block is
+/// removed only with the last findable copy of its content, and numbers have no gaps. Key by block
+/// and generation, not by hash: what hung behind an evicted parent is removed later, when the same
+/// content may be stored again elsewhere.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <span>
+
+#include <oracle/manage/block_hash.hpp>
+#include <oracle/shared.hpp>
+
+PAGEDKV_ORACLE_BEGIN
+
+/// Spans are valid during the call only. A removed event carries block, generation, hash and group;
+/// a cleared event nothing but its number.
+struct CacheEvent {
+  enum class Kind : std::uint8_t {
+    stored,   ///< `block` is findable behind `parent`
+    removed,  ///< `block` isn't any more; what hangs behind it can't be reached
+    cleared,  ///< nothing older is
+  };
+  Kind kind = Kind::stored;
+  std::uint64_t number = 0;  ///< 0, 1, 2, ... over all kinds
+  GroupId group{0};
+  BlockId block{};
+  std::uint32_t generation = 0;
+  BlockId parent{};  ///< null for a first block
+  std::uint32_t parent_generation = 0;
+  Hash128 hash{};
+  Hash128 parent_hash{};
+  std::span<TokenId const> tokens{};        ///< [block_tokens]
+  std::span<std::byte const> extra_keys{};  ///< as encoded in the block
+};
+
+/// Called on the cache's thread, inside the call that caused it. Must not call the cache.
+class CacheObserver {
+ public:
+  virtual void on_event(CacheEvent const& event) noexcept = 0;
+
+ protected:
+  ~CacheObserver() = default;
+};
+
+PAGEDKV_ORACLE_END

@@ -23,20 +23,10 @@ class PoolAdapter {
   [[nodiscard]] std::size_t num_available() const {
     return static_cast<std::size_t>(pool_.num_available());
   }
-  // A version with another interface gets a branch in these two.
-  void allocate(std::span<kv::BlockId> out) {
-    if constexpr (requires { pool_.allocate(out); }) {
-      pool_.allocate(out);
-    } else {  // 0.1: a listener hears of each victim
-      pool_.allocate(out, NoVictim{});
-    }
-  }
+  void allocate(std::span<kv::BlockId> out) { pool_.allocate(out, NoVictim{}); }
   void release(std::span<kv::BlockId const> blocks) {
-    if constexpr (requires { pool_.release(blocks); }) {
-      pool_.release(blocks);
-    } else {  // 0.1: whether they wait for the device, and who hears of each last reference
-      pool_.release(blocks, false, [](kv::BlockId, std::uint32_t) {});
-    }
+    // Whether they wait for the device, and who hears of each last reference.
+    pool_.release(blocks, false, [](kv::BlockId, std::uint32_t) {});
   }
 
  private:
@@ -49,6 +39,41 @@ class PoolAdapter {
   Pool pool_;
 };
 
-using PagedPool = PoolAdapter<kv::BlockPool>;
+#if __has_include(<pagedkv/manage/run_table.hpp>)
+/// Blocks of which nothing is published, held in runs.
+template <class Pool>
+class RunPoolAdapter {
+ public:
+  explicit RunPoolAdapter(std::int32_t num_blocks) : runs_(num_blocks, 16, 1), pool_(runs_) {}
+
+  [[nodiscard]] std::size_t num_available() const {
+    return static_cast<std::size_t>(pool_.num_available());
+  }
+  void allocate(std::span<kv::BlockId> out) {
+    std::size_t const num_clean = pool_.allocate(out, NoVictim{});
+    runs_.lay(-1, false, out, num_clean, room_);
+  }
+  void release(std::span<kv::BlockId const> blocks) {
+    for (std::size_t end = blocks.size(); end > 0;) {
+      kv::RunId const x = runs_.run_at_edge(blocks[end - 1]);
+      end -= static_cast<std::size_t>(runs_[x].length);
+      if (pool_.drop(x, 0)) pool_.settle(x);
+    }
+  }
+
+ private:
+  struct NoVictim {
+    void soon(kv::RunId) const noexcept {}
+    void evict(kv::RunId, std::int32_t) const noexcept {}
+  };
+
+  kv::RunTable runs_;
+  Pool pool_;
+  kv::detail::Extent room_;
+};
+using PagedPool = RunPoolAdapter<kv::BlockPool>;
+#else
+using PagedPool = PoolAdapter<kv::BlockPool>;  // 0.1
+#endif
 
 }  // namespace bench

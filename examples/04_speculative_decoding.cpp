@@ -2,7 +2,8 @@
 // Speculative decoding by an engine that keeps two steps in flight: while the device verifies one
 // step's drafts, the next step is already on its way, built on the hope that all are right. When
 // they aren't, `truncate` drops what was built on them, although the device still writes there:
-// with Reclaim::deferred nobody gets these blocks before `reclaim` says that the step is over.
+// with Reclaim::deferred no other sequence gets these blocks before `reclaim` says that the last
+// step that uses them is over. Which step that is, a `Batch` tells the cache; here `used_by` does.
 #include <algorithm>
 #include <cstddef>
 #include <cstdio>
@@ -49,6 +50,7 @@ int main() {
     step.range = seq->append(step.tokens).value();
     step.slots.resize(step.tokens.size());
     seq->slot_mapping(step.range, step.slots);
+    seq->used_by(cache.open_tick());
     step.tick = cache.end_step();  // enqueued; committed once its drafts are verified
     in_flight.push_back(step);
     return first;

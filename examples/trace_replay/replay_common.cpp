@@ -64,6 +64,7 @@ void put_common(Trace const& trace, ReplayOptions const& options, kv::KvCache co
   report.resident_blocks = stats.idle;
   report.published_blocks = static_cast<std::int64_t>(stats.published_blocks);
   report.twin_blocks = static_cast<std::int64_t>(stats.twin_blocks);
+  report.moved_blocks = static_cast<std::int64_t>(stats.moved_blocks);
   report.preemptions = static_cast<std::int64_t>(stats.preemptions);
   report.copies = static_cast<std::int64_t>(stats.copies);
   for (std::size_t i = 0; i < kv::num_hit_ends; ++i) {

@@ -113,9 +113,10 @@ void add_manager_options(CLI::App& app, Arguments& a) {
       ->excludes("--blocks");
   add_switch(app, "--partial-hits", a.replay.partial_hits,
              "share the leading part of one more block, by a copy");
-  app.add_option("--reclaim", a.replay.reclaim,
-                 "deferred: blocks come back a step later, as with several steps in flight "
-                 "[stream_ordered]")
+  app.add_option(
+         "--reclaim", a.replay.reclaim,
+         "deferred: the device is a step behind, and blocks come back when it has ended the "
+         "last step that used them [stream_ordered]")
       ->transform(CLI::CheckedTransformer(std::map<std::string, kv::Reclaim>{
           {"stream_ordered", kv::Reclaim::stream_ordered}, {"deferred", kv::Reclaim::deferred}}))
       ->option_text("stream_ordered|deferred");
@@ -227,8 +228,9 @@ std::vector<std::pair<std::string, std::string>> settings(Arguments const& a, Po
   }
   all.emplace_back("partial hits", o.partial_hits ? "on" : "off");
   if (a.prefix_only) return all;
-  all.emplace_back(
-      "reclaim", o.reclaim == kv::Reclaim::deferred ? "deferred, a step later" : "stream ordered");
+  all.emplace_back("reclaim", o.reclaim == kv::Reclaim::deferred
+                                  ? "deferred, the device a step behind"
+                                  : "stream ordered");
   all.emplace_back("twins", o.twins == kv::Twins::adopt ? "adopted" : "kept");
   all.emplace_back(
       "scheduling",

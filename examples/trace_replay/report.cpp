@@ -52,6 +52,7 @@ std::string to_json(Report const& r) {
   json["resident_blocks"] = r.resident_blocks;
   json["published_blocks"] = r.published_blocks;
   json["twin_blocks"] = r.twin_blocks;
+  json["moved_blocks"] = r.moved_blocks;
   json["preemptions"] = r.preemptions;
   json["copies"] = r.copies;
   json["plan_misses"] = r.plan_misses;

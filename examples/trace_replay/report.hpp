@@ -50,6 +50,7 @@ struct Report {
   std::int64_t resident_blocks = 0;  ///< findable when all was over
   std::int64_t published_blocks = 0;
   std::int64_t twin_blocks = 0;
+  std::int64_t moved_blocks = 0;
   std::int64_t preemptions = 0;
   std::int64_t copies = 0;
   std::int64_t plan_misses = 0;  ///< planned entries that the cache then refused

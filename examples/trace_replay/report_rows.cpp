@@ -52,6 +52,10 @@ Section prefix_section(Report const& r) {
     s.rows.push_back(count("twin blocks", r.twin_blocks,
                            "computed although an equal block appeared in the meantime"));
   }
+  if (r.moved_blocks > 0) {
+    s.rows.push_back(
+        count("moved blocks", r.moved_blocks, "whose content an equal block bears since"));
+  }
   if (r.resumed_query_tokens > 0) {
     s.rows.push_back({"recovered after preemption", grouped(r.resumed_hit_tokens),
                       share_of(static_cast<double>(r.resumed_hit_tokens),

@@ -3,6 +3,7 @@
 /// What a cache is told when it is built. Every table is sized from here; nothing grows later.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <string>
 
@@ -17,21 +18,22 @@ class CacheObserver;
 /// When a released block may take new content.
 enum class Reclaim : std::uint8_t {
   /// At once: later writes queue behind earlier reads on one stream. Blocks of a sequence that is
-  /// in
-  /// this step's `Batch` wait for `end_step()`.
+  /// in this step's `Batch`, or that `used_by` named for it, wait for `end_step()`.
   stream_ordered,
-  /// After `reclaim(t)`, t being the step that was open when it was released.
+  /// After `reclaim(t)`, t being the last step that used it: the last one whose `Batch` had its
+  /// sequence, or that `Sequence::used_by` named. See docs/concepts.md, "Fences".
   deferred,
 };
 
-/// What happens to a block whose content another block has already published.
+/// What happens to a block that a commit makes findable while another block, which somebody owns,
+/// bears the same content already. (A block that nobody owns hands its content over instead.)
 enum class Twins : std::uint8_t {
-  /// Tables are append-only: the twin stays in its row until it is freed or written into, or its
-  /// sequence would get no block otherwise. With `Reclaim::deferred`, where a block given back in
-  /// need
-  /// comes too late for it, the same as `adopt`.
+  /// The block stays in its row as a twin, which holds nothing. Tables only grow at their end: no
+  /// entry of a row changes but by `truncate` and by the copy of a tail. When the block that bears
+  /// the content goes, the oldest twin bears it.
   keep,
-  adopt,  ///< the row switches to the first block at commit; the next `Batch` lists the change
+  /// The row switches to the block that bears the content, at commit; the next `Batch` lists it.
+  adopt,
 };
 
 /// A hint at release.
@@ -77,9 +79,11 @@ inline void validate(KvCacheConfig const& c) {
                "must be at most 65536", max_block_tokens);
   require_term(c.num_blocks >= 1, "num_blocks", c.num_blocks, "the pool needs at least one block",
                1);
-  std::int64_t const max_blocks = INT32_MAX - 1;
-  require_term(c.num_blocks <= max_blocks, "num_blocks", c.num_blocks, "must be below 2^31 - 1",
-               max_blocks);
+  // One place on the host per block, and room to grow for each sequence (manage/place_table.hpp).
+  std::int64_t const places = 64 + 17 * std::clamp<std::int64_t>(c.max_sequences, 1, 1 << 20);
+  std::int64_t const max_blocks = INT32_MAX - 1 - places;
+  require_term(c.num_blocks <= max_blocks, "num_blocks", c.num_blocks,
+               "must leave 17 places per sequence below 2^31", max_blocks);
   require_term(c.max_sequences >= 1, "max_sequences", c.max_sequences, "must be at least 1", 1);
   std::int32_t const max_handles = 1 << 20;
   require_term(c.max_sequences <= max_handles, "max_sequences", c.max_sequences,

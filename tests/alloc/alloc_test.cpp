@@ -90,6 +90,7 @@ class Engine {
     if (step_ % 11 == 0) batch_.copy_table(table_);
     if (step_ % 3 == 0) drop_drafts();
     if (step_ % 13 == 0) (void)cache_.evict(std::array{kv::BlockId{1}, kv::BlockId{5}});
+    if (step_ % 17 == 0) (void)cache_.unpublish(std::array{kv::BlockId{3}, kv::BlockId{9}});
     if (step_ % 97 == 96) cache_.reset();
     (void)cache_.take_copies();
     auto const tick = cache_.end_step();
@@ -120,6 +121,7 @@ class Engine {
     }
     seq.slot_mapping({seq.committed(), seq.size() - seq.committed()}, slots_);
     (void)seq.would_fit(10);
+    if (step_ % 5 == 0) seq.used_by(cache_.open_tick());
     (void)seq.unshared_tokens();
     kv::TokenRange const query{seq.committed(), seq.size() - seq.committed()};
     if (!batch_.add(seq, query)) ++refused_;
@@ -193,6 +195,8 @@ TEST_CASE("contract 16: construction allocates and a thousand steps don't") {
         CHECK(s.copies > 100);
         CHECK(s.forks > 500);
         CHECK(s.twin_blocks > 100);
+        CHECK(s.moved_blocks > 50);
+        CHECK(s.unpublished_blocks > 10);
         CHECK(s.external_tokens > 100);
         CHECK((s.partial_hit_tokens > 100) == partial_hits);
         CHECK(s.resets > 5);

@@ -112,6 +112,8 @@ struct Heard {
   BlockId parent;
   std::uint32_t parent_generation;
   Tokens tokens;
+  BlockId from;
+  std::uint32_t from_generation;
   friend bool operator==(Heard const&, Heard const&) = default;
 };
 class Listener : public CacheObserver {
@@ -119,7 +121,7 @@ class Listener : public CacheObserver {
   std::vector<Heard> heard;
   void on_event(CacheEvent const& e) noexcept override {
     heard.push_back({e.kind, e.number, e.block, e.generation, e.parent, e.parent_generation,
-                     Tokens(e.tokens.begin(), e.tokens.end())});
+                     Tokens(e.tokens.begin(), e.tokens.end()), e.from, e.from_generation});
   }
 };
 

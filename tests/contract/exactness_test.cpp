@@ -17,6 +17,9 @@ TEMPLATE_TEST_CASE("contract 5: a block is found behind its own parent only", ""
                c = count_from(30, 4), y = count_from(40, 4), end{99};
   leave_cached(cache, 1, a + x + b);
   leave_cached(cache, 2, c + y);
+  // Others behind the same parents: more than the child that was used last is looked through.
+  leave_cached(cache, 4, a + count_from(50, 4));
+  leave_cached(cache, 5, c + count_from(60, 4));
   // C-X-B shares no prefix with A-X-B, however much the hashes agree.
   CHECK(cached_tokens(cache, c + x + b + end) == 4);
   CHECK(cached_tokens(cache, x + b + end) == 0);
@@ -61,6 +64,17 @@ TEMPLATE_TEST_CASE("contract 5: salts, adapters and media never meet", "", kv::K
   for (auto const& world : worlds) CHECK(cached_tokens(cache, prompt, world) == 8);
   // An item in the second block keys that block, not the first.
   CHECK(cached_tokens(cache, prompt, {.media = second_block}) == 4);
+  // Computed in one go with the first or not, that block isn't found without its key.
+  for (Tokens const& text : {prompt, count_from(50, 9)}) {
+    auto const key = cache.hash(text, {.media = second_block});
+    {
+      auto seq = cache.open(SequenceId{2}, key);
+      REQUIRE(seq.has_value());
+      fill(cache, *seq, text);
+    }
+    CHECK(cached_tokens(cache, text, {.media = second_block}) == 8);
+    CHECK(cached_tokens(cache, text) == (text == prompt ? 8 : 4));
+  }
 }
 
 TEMPLATE_TEST_CASE("contract 5: content behind an evicted parent isn't found behind its successor",
@@ -90,6 +104,118 @@ TEMPLATE_TEST_CASE("contract 5: content behind an evicted parent isn't found beh
   CHECK(cached_tokens(cache, a + x + end) == 4);
   leave_cached(cache, 4, a + x);
   CHECK(cached_tokens(cache, a + x + end) == 8);
+}
+
+TEMPLATE_TEST_CASE("contract 5: cutting a path anywhere changes nothing that is found", "",
+                   kv::KvCache, CollidingCache) {
+  // Hits, forks, truncations and copies hold parts of what was computed in one go.
+  Tokens const path = count_from(0, 24), end{99};
+  for (std::int32_t cut = 1; cut <= 6; ++cut) {
+    CAPTURE(cut);
+    TestType cache(small_pool(32));
+    leave_cached(cache, 1, path);
+    auto const head = Tokens(path.begin(), path.begin() + cut * block_tokens);
+    auto holder = std::optional(started(cache, 2, head + Tokens{50, 51, 52, 53, 54}));
+    CHECK(holder->cached() == cut * block_tokens);
+    auto fork = holder->fork(SequenceId{3});
+    REQUIRE(fork.has_value());
+    fork->truncate(cut * block_tokens - 1);
+    REQUIRE(fork->append(Tokens{60, 61}).has_value());
+    (void)cache.take_copies();
+    for (std::int32_t n = 0; n <= 6; ++n) {
+      auto const prompt = Tokens(path.begin(), path.begin() + n * block_tokens);
+      CHECK(cached_tokens(cache, prompt + end) == n * block_tokens);
+      // What follows one block isn't found after another one, nor at the beginning.
+      auto const rest = Tokens(path.begin() + n * block_tokens, path.end());
+      if (n > 0) CHECK(cached_tokens(cache, rest + end) == 0);
+      if (n > 1)
+        CHECK(cached_tokens(cache, head + rest + end) == (n == cut ? 24 : cut * block_tokens));
+    }
+    CHECK(cached_tokens(cache, head + Tokens{50, 51, 52, 53, 54}) == (cut + 1) * block_tokens);
+    holder.reset();
+    CHECK(cached_tokens(cache, path + end) == 24);
+    CHECK(cache.verify());
+  }
+}
+
+TEMPLATE_TEST_CASE("contract 5: what was evicted from the end of a path isn't found again", "",
+                   kv::KvCache, CollidingCache) {
+  Tokens const path = count_from(0, 24), end{99};
+  for (std::int32_t taken = 1; taken <= 5; ++taken) {
+    CAPTURE(taken);
+    TestType cache(small_pool(6));
+    leave_cached(cache, 1, path);
+    std::int32_t const left = (6 - taken) * block_tokens;
+    auto const head = Tokens(path.begin(), path.begin() + left);
+    {
+      auto const other = started(cache, 2, count_from(1000, taken * block_tokens));
+      CHECK(cached_tokens(cache, path + end) == left);
+      // Its blocks are of the same ids; nothing of the path is found in them.
+      CHECK(cached_tokens(cache, head + count_from(1000, 4) + end) == left);
+    }
+    // Another continuation of what is left, and then the path again.
+    leave_cached(cache, 3, head + count_from(2000, 4));
+    CHECK(cached_tokens(cache, path + end) == left);
+    CHECK(cached_tokens(cache, head + count_from(2000, 5)) == left + 4);
+    leave_cached(cache, 4, path);
+    CHECK(cached_tokens(cache, path + end) == 24);
+    CHECK(cache.verify());
+  }
+}
+
+TEMPLATE_TEST_CASE("contract 5: a child of content that went isn't found after its successor", "",
+                   kv::KvCache, CollidingCache) {
+  // The middle of a path goes and comes back with the same tokens: it is new, without children.
+  TestType cache(small_pool(16));
+  Tokens const path = count_from(0, 16), end{99};
+  leave_cached(cache, 1, path);
+  Ids row;
+  {
+    auto const seq = cache.open(SequenceId{2}, path + end);
+    row = ids_of(*seq);
+  }
+  std::uint32_t const generation = cache.generation(row[1]);
+  CHECK(cache.evict(Ids{row[1]}) == 1);
+  CHECK(cache.generation(row[1]) == generation + 1);
+  CHECK(cached_tokens(cache, path + end) == 4);
+  leave_cached(cache, 3, Tokens(path.begin(), path.begin() + 8));
+  CHECK(cached_tokens(cache, path + end) == 8);
+  // Content that moves to another block is the same content, and keeps its children.
+  leave_cached(cache, 4, path);
+  CHECK(cached_tokens(cache, path + end) == 16);
+  auto const again = started(cache, 5, Tokens(path.begin(), path.begin() + 8), {.read = false});
+  CHECK(cache.is_published(again.blocks()[1]));
+  CHECK(cached_tokens(cache, path + end) == 16);
+  CHECK(cache.verify());
+}
+
+TEMPLATE_TEST_CASE("contract 5: a run that begins anew has none of the children of before", "",
+                   kv::KvCache, CollidingCache) {
+  auto config = small_pool(32);
+  config.max_sequences = 16;
+  TestType cache(config);
+  Tokens const a = count_from(0, 4), x = count_from(10, 4), end{99};
+  leave_cached(cache, 1, a + x);
+  leave_cached(cache, 3, a + count_from(20, 4));  // x isn't the child used last
+  Ids row;
+  {
+    auto const seq = cache.open(SequenceId{2}, a + x + end);
+    row = ids_of(*seq);
+  }
+  leave_cached(cache, 4, a + count_from(20, 5));
+  CHECK(cache.evict(Ids{row[0]}) == 1);  // x stays idle, after nothing
+  // Other content in the same places, each with children of its own.
+  std::vector<typename TestType::SequenceType> holders;
+  for (kv::TokenId id = 10; id < 13; ++id) {
+    Tokens const other = count_from(id * 100, 4);
+    holders.push_back(started(cache, std::uint64_t(id), other));
+    holders.push_back(started(cache, std::uint64_t(id), other + count_from(id * 100 + 50, 4)));
+    CHECK(holders.back().cached() == 4);
+    holders.push_back(started(cache, std::uint64_t(id), other + count_from(id * 100 + 70, 4)));
+    CHECK(cached_tokens(cache, other + x + end) == 4);
+    CHECK(cached_tokens(cache, other + count_from(id * 100 + 50, 5)) == 8);
+  }
+  CHECK(cache.verify());
 }
 
 TEST_CASE("contract 5: extra keys that are too long are refused, not cut") {

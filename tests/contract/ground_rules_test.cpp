@@ -31,19 +31,12 @@ TEST_CASE("contract 13: what a block copy moves includes the scales") {
 }
 
 TEST_CASE("contract 14: slots beyond 2^31 are exact and padding is -1") {
-  kv::KvCacheConfig config;
-  config.block_tokens = 65536;
-  config.num_blocks = 33000;  // 2.16e9 slots
-  config.max_sequences = 2;
-  config.max_sequence_tokens = 65536;
   static_assert(std::is_same_v<kv::Slot, std::int64_t>);
   static_assert(kv::padding_slot == -1);
-  // Only the highest block is wanted: pins of all others would take too long, so that the test asks
-  // the function behind the verb.
-  kv::BlockPool pool(config.num_blocks);
+  // 33,000 blocks of 65,536 slots: the test asks the function behind the verb.
   std::vector<kv::BlockId> row{kv::BlockId{32999}, kv::BlockId{32768}};
   std::vector<kv::Slot> slots(3);
-  kv::write_slots(kv::detail::BlockShape(config.block_tokens), row, {65535, 3}, slots.data());
+  kv::write_slots(kv::detail::BlockShape(65536), row, {65535, 3}, slots.data());
   CHECK(slots[0] == kv::Slot{32999} * 65536 + 65535);
   CHECK(slots[1] == kv::Slot{32768} * 65536);
   CHECK(slots[1] == kv::Slot{1} << 31);
@@ -149,31 +142,29 @@ namespace {
 /// Counts what it is asked. Static: the cache makes its own.
 struct CountingEviction : kv::LruEviction {
   static inline std::int64_t operations = 0;
-  using LruEviction::LruEviction;
-  [[nodiscard]] kv::BlockId front() const noexcept {
+  [[nodiscard]] kv::RunId front() const noexcept {
     ++operations;
     return LruEviction::front();
   }
-  [[nodiscard]] kv::BlockId after(kv::BlockId b) const noexcept {
+  [[nodiscard]] kv::RunId after(kv::RunTable const& runs, kv::RunId x) const noexcept {
     ++operations;
-    return LruEviction::after(b);
+    return LruEviction::after(runs, x);
   }
-  void push_back(std::span<kv::BlockId const> blocks) noexcept {
-    operations += static_cast<std::int64_t>(blocks.size());
-    LruEviction::push_back(blocks);
-  }
-  void push_front(kv::BlockId b) noexcept {
+  void push_back(kv::RunTable& runs, kv::RunId x) noexcept {
     ++operations;
-    LruEviction::push_front(b);
+    LruEviction::push_back(runs, x);
   }
-  void erase(kv::BlockId b) noexcept {
+  void push_front(kv::RunTable& runs, kv::RunId x) noexcept {
     ++operations;
-    LruEviction::erase(b);
+    LruEviction::push_front(runs, x);
   }
-  template <class Soon>
-  void pop_front(std::span<kv::BlockId> out, Soon&& soon) noexcept {
-    operations += static_cast<std::int64_t>(out.size());
-    LruEviction::pop_front(out, soon);
+  void erase(kv::RunTable& runs, kv::RunId x) noexcept {
+    ++operations;
+    LruEviction::erase(runs, x);
+  }
+  void insert_after(kv::RunTable& runs, kv::RunId x, kv::RunId head) noexcept {
+    ++operations;
+    LruEviction::insert_after(runs, x, head);
   }
 };
 struct CountingPolicy {

@@ -296,28 +296,6 @@ TEST_CASE("contract 11: content in flight that is found again isn't written over
   CHECK(cache.verify());
 }
 
-TEST_CASE("contract 11: an evicted block waits like a released one") {
-  auto config = small_pool(2);
-  config.reclaim = kv::Reclaim::deferred;
-  kv::KvCache cache(config);
-  leave_cached(cache, 1, count_from(0, 4));
-  auto const t1 = cache.end_step();
-  cache.reclaim(t1);
-  CHECK(cache.stats().idle == 1);
-  // A reader of this step may have been told about it before it was evicted.
-  kv::BlockId const cached = [&] {
-    auto const seq = cache.open(SequenceId{2}, count_from(0, 5));
-    return seq->blocks()[0];
-  }();
-  auto const t2 = cache.end_step();
-  cache.reclaim(t2);
-  CHECK(cache.evict(Ids{cached}) == 1);
-  CHECK(cache.available_blocks() == 1);
-  CHECK(cache.incoming_blocks() == 1);
-  cache.reclaim(cache.end_step());
-  CHECK(cache.available_blocks() == 2);
-}
-
 TEST_CASE("contract 11: blocks of a batched sequence aren't given to another before end_step") {
   for (auto const reclaim : {kv::Reclaim::stream_ordered, kv::Reclaim::deferred}) {
     CAPTURE(int(reclaim));
@@ -377,4 +355,33 @@ TEST_CASE("contract 11: reclaiming the open step is a checked error") {
     cache.reclaim(cache.end_step());
   });
   CHECK_FALSE(ended.aborted);
+}
+
+TEST_CASE("contract 11: an ancestor moves among what waits, though an idle block is between") {
+  auto config = small_pool(24);
+  config.reclaim = kv::Reclaim::deferred;
+  config.partial_hits = true;
+  kv::KvCache cache(config);
+  started(cache, 9, count_from(100, 8)).used_by(cache.open_tick());
+  cache.reclaim(cache.end_step());
+  {
+    auto const path = started(cache, 1, count_from(0, 12));
+    cache.end_step();
+    leave_cached(cache, 2, count_from(0, 10) + count_from(50, 1));  // a copy of the last block
+    cache.reclaim(cache.end_step());
+  }
+  {
+    // Untaken copies from the first and the last block: these two wait, the middle one is idle.
+    auto const first = cache.open(SequenceId{3}, count_from(0, 2) + count_from(60, 2));
+    auto const last = cache.open(SequenceId{4}, count_from(0, 10) + count_from(70, 1));
+    CHECK(first->cached() == 2);
+    CHECK(last->cached() == 10);
+    CHECK(cache.verify());
+    started(cache, 5, count_from(200, 3)).used_by(cache.open_tick());
+    CHECK(cache.verify());
+  }
+  CHECK(cache.verify());
+  auto const other = cache.open(SequenceId{6}, count_from(100, 2) + count_from(80, 2));
+  CHECK(other->cached() == 2);
+  CHECK(cache.verify());
 }

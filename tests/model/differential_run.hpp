@@ -14,6 +14,7 @@
 
 #include "catch.hpp"
 #include "differential.hpp"
+#include "run_limits.hpp"
 
 namespace pagedkv::testing::differential {
 
@@ -109,12 +110,13 @@ struct Report {
   Happened happened;
 };
 
-/// The programs of the seeds behind `first_seed` until `steps` are done or one fails.
+/// The programs of the seeds from `limits.first_seed` on until a limit is met or one fails.
 template <class Library, class Oracle>
-Report run_programs(Options const& options, std::uint64_t first_seed, std::int64_t steps) {
+Report run_programs(Options const& options, RunLimits const& limits) {
+  Clock const clock;
   Report report;
-  report.last_seed = first_seed;
-  while (report.happened.steps < steps) {
+  report.last_seed = limits.first_seed;
+  while (report.happened.steps < limits.steps && clock.seconds() < limits.seconds) {
     std::uint64_t const seed = report.last_seed++;
     std::int64_t const length = seed % 4 == 0 ? 2000 : 500;  // short and long lives
     auto const outcome = run_program<Library, Oracle>(options, Choices::from_seed(seed), length);
@@ -125,13 +127,6 @@ Report run_programs(Options const& options, std::uint64_t first_seed, std::int64
     }
   }
   return report;
-}
-
-/// Steps of all differential tests, from the environment or what CI does.
-inline std::int64_t steps_share(int percent) {
-  char const* const text = std::getenv("PAGEDKV_MODEL_STEPS");
-  std::int64_t const all = text == nullptr ? 10'000'000 : std::atoll(text);
-  return std::max<std::int64_t>(1000, all / 100 * percent);
 }
 
 inline void print(char const* name, Report const& report) {
@@ -177,8 +172,12 @@ inline void check_variety(Options const& options, Report const& report) {
 template <class Library, class Oracle>
 void check_programs(char const* name, Options const& options, std::uint64_t first_seed,
                     int percent) {
-  auto const report = run_programs<Library, Oracle>(options, first_seed, steps_share(percent));
+  RunLimits limits = RunLimits::from_environment(percent);
+  limits.first_seed += first_seed - 1;  // each test has seeds of its own
+  auto const report = run_programs<Library, Oracle>(options, limits);
   print(name, report);
+  print_run(name, report.happened.steps, limits.first_seed, report.last_seed - 1,
+            !report.failure.empty());
   if (!report.failure.empty()) FAIL(report.failure);
   check_variety(options, report);
 }

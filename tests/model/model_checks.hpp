@@ -34,6 +34,8 @@ inline void check_variety(RunReport const& report) {
   CHECK(s.published_blocks > often);
   CHECK(s.twin_blocks > often);
   CHECK(s.adopted_blocks > often);
+  CHECK(s.moved_blocks > often);
+  CHECK(s.unpublished_blocks > often);
   CHECK(s.evicted_blocks > often);
   CHECK(s.copies > often);
   CHECK(s.dropped_copies > often);

@@ -43,6 +43,7 @@ inline void add(Stats& sum, Stats const& s) {
   sum.published_blocks += s.published_blocks;
   sum.twin_blocks += s.twin_blocks;
   sum.adopted_blocks += s.adopted_blocks;
+  sum.moved_blocks += s.moved_blocks;
   sum.evicted_blocks += s.evicted_blocks;
   sum.unpublished_blocks += s.unpublished_blocks;
   sum.copies += s.copies;

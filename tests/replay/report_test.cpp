@@ -60,6 +60,8 @@ TEST_CASE("the JSON object has the promised names", "[report]") {
                            "resident_blocks",
                            "preemptions",
                            "copies",
+                           "twin_blocks",
+                           "moved_blocks",
                            "peak_usage",
                            "mean_usage",
                            "internal_fragmentation",

@@ -44,7 +44,7 @@ std::vector<Term> const bad_terms{
     {"block_tokens", &KvCacheConfig::block_tokens, -16, 1},
     {"block_tokens", &KvCacheConfig::block_tokens, 65537, 65536},
     {"num_blocks", &KvCacheConfig::num_blocks, 0, 1},
-    {"num_blocks", &KvCacheConfig::num_blocks, largest, largest - 1},
+    {"num_blocks", &KvCacheConfig::num_blocks, largest, largest - 1 - 64 - 17 * 256},
     {"max_sequences", &KvCacheConfig::max_sequences, 0, 1},
     {"max_sequences", &KvCacheConfig::max_sequences, (1 << 20) + 1, 1 << 20},
     {"max_sequence_tokens", &KvCacheConfig::max_sequence_tokens, 0, 1},

@@ -476,6 +476,7 @@ TEST_CASE("cache: when every hash collides, hits are still exact") {
 }
 
 TEST_CASE("cache: of several children the one that was opened last is found without hashing") {
+  if (PAGEDKV_ASSERT_LEVEL >= 2) return;  // each verb ends with a recount, which hashes
   kv::BasicKvCache<CountingPolicy> cache(pool_of(32));
   auto const head = iota(0, 16);
   auto const a = joined(head, iota(100, 9));
@@ -495,7 +496,7 @@ TEST_CASE("cache: of several children the one that was opened last is found with
     });
   };
   CHECK(open(b) == 1);  // the first block of a prompt has no parent that could name it
-  CHECK(open(a) == 2);
+  CHECK(open(a) == 3);  // and the child that was used last until now is put into the table, once
   CHECK(open(a) == 1);
   CHECK(open(b) == 2);
   CHECK(open(b) == 1);

@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <map>
+#include <optional>
 #include <random>
 #include <string>
 #include <utility>
@@ -36,7 +37,7 @@ class Mirror final : public kv::CacheObserver {
     switch (e.kind) {
       case Kind::stored: {
         Identity const parent{e.parent.value(), e.parent_generation};
-        parents_first = parents_first && (e.parent.is_null() || map.contains(parent));
+        parents_first = parents_first && (e.parent.is_null() || is_reachable(parent));
         std::string extra;
         for (std::byte const b : e.extra_keys) extra.push_back(static_cast<char>(b));
         fresh = fresh && map.try_emplace({e.block.value(), e.generation},
@@ -46,6 +47,7 @@ class Mirror final : public kv::CacheObserver {
       }
       case Kind::removed: known = known && map.erase({e.block.value(), e.generation}) == 1; break;
       case Kind::cleared: map.clear(); break;
+      case Kind::moved: move(e); break;
     }
     kinds.push_back(e.kind);
   }
@@ -66,6 +68,12 @@ class Mirror final : public kv::CacheObserver {
     }
     return matched;
   }
+  /// Whether a look-up that begins at the first block could come here.
+  bool is_reachable(Identity at) const {
+    auto const found = map.find(at);
+    return found != map.end() &&
+           (found->second.parent.first < 0 || is_reachable(found->second.parent));
+  }
   bool all_well() const { return gapless && parents_first && fresh && known; }
 
   std::map<Identity, Stored> map;
@@ -75,6 +83,22 @@ class Mirror final : public kv::CacheObserver {
   bool parents_first = true;
   bool fresh = true;
   bool known = true;
+
+ private:
+  /// Another key for the same content; what hangs behind it stays where it is.
+  void move(CacheEvent const& e) {
+    Identity const from{e.from.value(), e.from_generation};
+    Identity const to{e.block.value(), e.generation};
+    auto node = map.extract(from);
+    known = known && !node.empty();
+    fresh = fresh && !map.contains(to);
+    if (node.empty()) return;
+    node.key() = to;
+    map.insert(std::move(node));
+    for (auto& [identity, stored] : map) {
+      if (stored.parent == from) stored.parent = to;
+    }
+  }
 };
 
 kv::KvCacheConfig observed(std::int32_t num_blocks, Mirror& mirror) {
@@ -145,16 +169,57 @@ TEST_CASE("events: an evicted block is removed, its descendants before it") {
   CHECK(mirror.all_well());
 }
 
-TEST_CASE("events: a twin is no news, and the content stays until its last findable copy goes") {
+TEST_CASE("events: a twin is no news, and bears the content when the block before it goes") {
+  struct Recorder final : kv::CacheObserver {
+    void on_event(CacheEvent const& e) noexcept override { events.push_back(e); }
+    std::vector<CacheEvent> events;
+  } recorder;
+  auto config = pool_of(8);
+  config.observer = &recorder;
+  kv::KvCache cache(config);
+  auto const key = cache.hash(iota(0, 4));
+  std::optional first = running(cache, 1, iota(0, 5));
+  auto const second = running(cache, 2, iota(0, 5), {.read = false});
+  CHECK(recorder.events.size() == 1);
+  auto const from = first->blocks()[0];
+  auto const generation = cache.generation(from);
+  REQUIRE(from != second.blocks()[0]);
+  first.reset();
+  REQUIRE(recorder.events.size() == 2);
+  CacheEvent const& moved = recorder.events[1];
+  CHECK(moved.kind == Kind::moved);
+  CHECK(moved.number == 1);
+  CHECK(moved.block == second.blocks()[0]);
+  CHECK(moved.generation == cache.generation(second.blocks()[0]));
+  CHECK(moved.from == from);
+  CHECK(moved.from_generation == generation);
+  CHECK(moved.hash == key.hashes()[0]);
+  CHECK(cache.generation(from) == generation + 1);
+}
+
+TEST_CASE("events: a move changes the key of the content, and its children stay behind it") {
   Mirror mirror;
   kv::KvCache cache(observed(8, mirror));
-  auto first = running(cache, 1, iota(0, 5));
-  auto second = running(cache, 2, iota(0, 5), {.read = false});
-  CHECK(mirror.kinds.size() == 1);
-  REQUIRE(first.blocks()[0] != second.blocks()[0]);
-  std::move(first).finish(kv::Reuse::none);
-  CHECK(mirror.kinds.size() == 1);
-  CHECK(mirror.match(iota(0, 5)) == 4);
+  std::optional first = running(cache, 1, iota(0, 9));
+  auto const second = running(cache, 2, iota(0, 5), {.read = false});
+  first.reset();
+  CHECK(mirror.kinds == std::vector<Kind>{Kind::stored, Kind::stored, Kind::moved});
+  CHECK(mirror.match(iota(0, 9)) == 8);
+  CHECK(mirror.all_well());
+}
+
+TEST_CASE("events: what was unpublished is removed, and so is what follows it when it can go") {
+  Mirror mirror;
+  kv::KvCache cache(observed(8, mirror));
+  leave_idle(cache, iota(0, 13));
+  auto const owner = running(cache, 1, iota(0, 9));  // two blocks of the three are owned
+  BlockId const first = owner.blocks()[0];
+  CHECK(cache.unpublish({&first, 1}) == 1);
+  CHECK(mirror.kinds ==
+        std::vector<Kind>{Kind::stored, Kind::stored, Kind::stored, Kind::removed, Kind::removed});
+  CHECK(mirror.map.size() == 1);  // the second block, which is owned
+  CHECK(mirror.match(iota(0, 13)) == 0);
+  CHECK(mirror.all_well());
 }
 
 TEST_CASE("events: targeted eviction and reset are told") {
@@ -179,9 +244,11 @@ TEST_CASE("events: targeted eviction and reset are told") {
 
 TEST_CASE("events: replayed, they give the map that the cache has, at any moment") {
   auto const twins = GENERATE(kv::Twins::keep, kv::Twins::adopt);
+  auto const reclaim = GENERATE(kv::Reclaim::stream_ordered, kv::Reclaim::deferred);
   Mirror mirror;
   auto config = observed(12, mirror);
   config.twins = twins;
+  config.reclaim = reclaim;
   kv::KvCache cache(config);
   std::mt19937 random(9);
   std::vector<kv::Sequence> live;
@@ -211,6 +278,12 @@ TEST_CASE("events: replayed, they give the map that the cache has, at any moment
         break;
       case 4:
         if (step % 40 == 0) cache.reset();
+        if (step % 3 == 0 && !live.empty()) {
+          auto const blocks = live[random() % live.size()].blocks();
+          if (blocks.empty()) break;
+          BlockId const bad = blocks[random() % blocks.size()];
+          cache.unpublish({&bad, 1});
+        }
         break;
       default:
         if (!live.empty()) {
@@ -221,7 +294,7 @@ TEST_CASE("events: replayed, they give the map that the cache has, at any moment
           }
         }
     }
-    if (step % 3 == 0) cache.end_step();
+    if (step % 3 == 0) cache.reclaim(cache.end_step());
     REQUIRE(mirror.all_well());
     REQUIRE(mirror.match(prompt) == cache.match(cache.hash(prompt)));
   }

@@ -162,12 +162,26 @@ kv::Stats some_stats() {
   stats.wasted_slots = 16;
   // Every counter another number.
   std::uint64_t next = 1000;
-  for (auto* counter :
-       {&stats.opens, &stats.resumed_opens, &stats.prefix_query_tokens, &stats.prefix_hit_tokens,
-        &stats.resumed_query_tokens, &stats.resumed_hit_tokens, &stats.partial_hit_tokens,
-        &stats.external_tokens, &stats.hit_blocks, &stats.published_blocks, &stats.twin_blocks,
-        &stats.adopted_blocks, &stats.evicted_blocks, &stats.unpublished_blocks, &stats.copies,
-        &stats.dropped_copies, &stats.forks, &stats.preemptions, &stats.resets}) {
+  for (auto* counter : {&stats.opens,
+                        &stats.resumed_opens,
+                        &stats.prefix_query_tokens,
+                        &stats.prefix_hit_tokens,
+                        &stats.resumed_query_tokens,
+                        &stats.resumed_hit_tokens,
+                        &stats.partial_hit_tokens,
+                        &stats.external_tokens,
+                        &stats.hit_blocks,
+                        &stats.published_blocks,
+                        &stats.twin_blocks,
+                        &stats.adopted_blocks,
+                        &stats.evicted_blocks,
+                        &stats.moved_blocks,
+                        &stats.unpublished_blocks,
+                        &stats.copies,
+                        &stats.dropped_copies,
+                        &stats.forks,
+                        &stats.preemptions,
+                        &stats.resets}) {
     *counter = next++;
   }
   for (auto& count : stats.hit_ends.counts) count = next++;
@@ -247,6 +261,7 @@ TEST_CASE("each counter is rendered under its own name") {
       {"twin_blocks", stats.twin_blocks},
       {"adopted_blocks", stats.adopted_blocks},
       {"evicted_blocks", stats.evicted_blocks},
+      {"moved_blocks", stats.moved_blocks},
       {"unpublished_blocks", stats.unpublished_blocks},
       {"copies", stats.copies},
       {"dropped_copies", stats.dropped_copies},

@@ -368,25 +368,50 @@ TEST_CASE("sequence: tokens and blocks that only this sequence has") {
   CHECK(seq.unshared_tokens() == 3);
 }
 
-TEST_CASE("twins: kept by default, and the first of them counts as used") {
+TEST_CASE("twins: kept by default, and they hold nothing") {
   kv::KvCache cache(pool_of(8));
   std::optional first = running(cache, 1, iota(0, 5));
   std::optional twin = running(cache, 2, iota(0, 5), {.read = false});
-  auto const original = first->blocks()[0];
-  CHECK(twin->blocks()[0] != original);
-  CHECK_FALSE(cache.is_published(twin->blocks()[0]));
-  CHECK(cache.references(original) == 2);
+  auto const bearer = first->blocks()[0];
+  auto const heir = twin->blocks()[0];
+  CHECK(heir != bearer);
+  CHECK_FALSE(cache.is_published(heir));
+  CHECK(cache.references(bearer) == 1);
+  CHECK(cache.references(heir) == 1);
+  CHECK(twin->unshared_blocks() == 2);
   CHECK(cache.stats().twin_blocks == 1);
-  first.reset();
-  CHECK(cache.references(original) == 1);
-  CHECK(cache.stats().used == 3);  // two of the twin's row, and the first it stands for
+  first.reset();  // the twin bears the content from now on
+  CHECK(cache.is_published(heir));
+  CHECK_FALSE(cache.is_published(bearer));
+  CHECK(twin->blocks()[0] == heir);
+  CHECK(cache.stats().moved_blocks == 1);
+  CHECK(cache.stats().used == 2);
+  CHECK(cache.stats().free == 6);
   twin.reset();
   CHECK(cache.stats().used == 0);
   CHECK(cache.stats().idle == 1);
   CHECK_VERIFIED(cache);
 }
 
-TEST_CASE("twins: adopted on request, and otherwise before an append would fail") {
+TEST_CASE("twins: content that nobody references moves to the block that met it") {
+  for (auto const twins : {kv::Twins::keep, kv::Twins::adopt}) {
+    CAPTURE(int(twins));
+    auto config = pool_of(8);
+    config.twins = twins;
+    kv::KvCache cache(config);
+    leave_idle(cache, iota(0, 4));
+    auto const seq = running(cache, 1, iota(0, 5), {.read = false});
+    CHECK(cache.is_published(seq.blocks()[0]));
+    CHECK(cache.stats().idle == 0);
+    CHECK(cache.stats().used == 2);
+    CHECK(cache.stats().twin_blocks == 1);
+    CHECK(cache.stats().moved_blocks == 1);
+    CHECK(cache.stats().adopted_blocks == 0);
+    CHECK_VERIFIED(cache);
+  }
+}
+
+TEST_CASE("twins: Twins::adopt switches the row, Twins::keep never does") {
   SECTION("Twins::adopt") {
     auto config = pool_of(8);
     config.twins = kv::Twins::adopt;
@@ -394,19 +419,22 @@ TEST_CASE("twins: adopted on request, and otherwise before an append would fail"
     auto const first = running(cache, 1, iota(0, 5));
     auto const twin = running(cache, 2, iota(0, 5), {.read = false});
     CHECK(twin.blocks()[0] == first.blocks()[0]);
+    CHECK(cache.references(first.blocks()[0]) == 2);
     CHECK(cache.stats().adopted_blocks == 1);
     CHECK(cache.stats().used == 3);
   }
-  SECTION("a full pool") {
+  SECTION("Twins::keep, and a full pool") {
     kv::KvCache cache(pool_of(4));
     auto const first = running(cache, 1, iota(0, 5));
     auto twin = running(cache, 2, iota(0, 5), {.read = false});
+    auto const kept = twin.blocks()[0];
     CHECK(cache.available_blocks() == 0);
-    CHECK(twin.would_fit(4));
-    CHECK_FALSE(twin.would_fit(8));
-    REQUIRE(twin.append(iota(5, 4)).has_value());
-    CHECK(twin.blocks()[0] == first.blocks()[0]);
-    CHECK(tokens_of(twin) == iota(0, 9));
+    CHECK(twin.would_fit(3));
+    CHECK_FALSE(twin.would_fit(4));
+    CHECK_FALSE(twin.append(iota(5, 4)).has_value());
+    REQUIRE(twin.append(iota(5, 3)).has_value());
+    CHECK(twin.blocks()[0] == kept);
+    CHECK(tokens_of(twin) == iota(0, 8));
     CHECK_VERIFIED(cache);
   }
 }

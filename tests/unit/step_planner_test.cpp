@@ -269,17 +269,6 @@ TEST_CASE("a published tail with one owner needs no copy when no block is availa
   CHECK(planner.plan(pool_of(2, 0), Running{cut}, {}).outcome == StepOutcome::blocked);
 }
 
-TEST_CASE("adopting its own twins is counted before anybody is preempted", "[demand]") {
-  StepPlanner planner{limits_of(8, 2)};
-  RunningRequest twins = decode(8);
-  twins.adoptable_blocks = 1;
-  auto const plan = planner.plan(pool_of(8, 0), Running{twins, decode(6)}, {});
-  CHECK(indices(plan.running) == Ints{0, 1});
-  CHECK(plan.preempted.empty());
-  twins.adoptable_blocks = 0;
-  CHECK(list(planner.plan(pool_of(8, 0), Running{twins, decode(6)}, {}).preempted) == Ints{1});
-}
-
 TEST_CASE("an admission leaves the blocks alone that running prompts still need", "[admission]") {
   StepPlanner planner{limits_of(8, 4)};
   // 10 of 80 tokens' blocks in this step, 20 in all; 24 available.
@@ -714,7 +703,6 @@ RandomState random_state(Draw& draw) {
     if (request.size % block_tokens != 0 && draw.one_in(4)) {
       request.tail_copy = draw.one_in(2) ? TailCopy::always : TailCopy::unless_full;
     }
-    if (draw.one_in(6)) request.adoptable_blocks = draw(0, std::min(2, request.blocks));
     // What is shared may be counted as held by several.
     request.unshared_blocks = draw.one_in(3) ? draw(0, request.blocks) : request.blocks;
     request.unshared_tokens = draw(0, request.unshared_blocks * block_tokens);
@@ -753,7 +741,6 @@ bool one_token_fits(PoolNumbers const& pool, RunningRequest const& request, Int 
   if (request.tokens == request.computed) return false;
   if (too_large(pool, request.tokens - request.drafts)) return false;
   if (request.size > request.computed) return true;
-  room += request.adoptable_blocks;
   Int need = kv::blocks_for(request.computed + 1, pool.block_tokens) - request.blocks;
   if (request.tail_copy == TailCopy::always) ++need;
   if (request.tail_copy == TailCopy::unless_full && room > 0) ++need;
@@ -835,16 +822,15 @@ std::string broken_rule(RandomState const& state, StepPlan const& plan) {
     }
     if (entry.reserve > 0 && end != entry.query.end() + entry.lookahead) return "lookahead";
     if (entry.lookahead > request.lookahead) return "no more lookahead than wished";
-    Int const have = room + request.adoptable_blocks;
     Int need = 0;
     if (entry.reserve > 0) {
       need = kv::blocks_for(end, bt_) - request.blocks;
       if (request.tail_copy == TailCopy::always) ++need;
-      if (request.tail_copy == TailCopy::unless_full && have > 0) ++need;
+      if (request.tail_copy == TailCopy::unless_full && room > 0) ++need;
     }
     if (entry.blocks != need) return "the shared formula";
-    if (need > have) return "blocks that aren't there";
-    room = std::max(0, room - need);
+    if (need > room) return "blocks that aren't there";
+    room -= need;
     ends.at(static_cast<std::size_t>(entry.index)) = end;
   }
 

@@ -6,7 +6,6 @@
 
 #include <cstddef>
 #include <cstdint>
-#include <span>
 
 #include <pagedkv/detail/lazy_array.hpp>
 #include <pagedkv/version.hpp>
@@ -38,35 +37,22 @@ class IndexList {
     tail_ = id;
     ++size_;
   }
-  /// Many strong ids, in order; `also(links, id)` is called for each.
-  template <class L, class Id, class Also>
-  void push_back(L* links, std::span<Id const> ids, Also&& also) noexcept {
-    std::int32_t tail = tail_;
-    for (Id const& strong : ids) {
-      std::int32_t const id = strong.value();
-      links[id].prev = tail;
-      (tail >= 0 ? links[tail].next : head_) = id;
-      tail = id;
-      also(links, id);
-    }
-    if (ids.empty()) return;
-    links[tail].next = -1;
-    tail_ = tail;
-    size_ += static_cast<std::int32_t>(ids.size());
-  }
-  /// The first n elements leave; `head` is the one after them, or -1.
-  template <class L>
-  void drop_front(L* links, std::int32_t head, std::int32_t n) noexcept {
-    head_ = head;
-    (head >= 0 ? links[head].prev : tail_) = -1;
-    size_ -= n;
-  }
   template <class L>
   void push_front(L* links, std::int32_t id) noexcept {
     links[id].prev = -1;
     links[id].next = head_;
     (head_ >= 0 ? links[head_].prev : tail_) = id;
     head_ = id;
+    ++size_;
+  }
+  /// `id` comes right after `before`, which is in the list.
+  template <class L>
+  void insert_after(L* links, std::int32_t before, std::int32_t id) noexcept {
+    std::int32_t const next = links[before].next;
+    links[id].prev = before;
+    links[id].next = next;
+    links[before].next = id;
+    (next >= 0 ? links[next].prev : tail_) = id;
     ++size_;
   }
   template <class L>

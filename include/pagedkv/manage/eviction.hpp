@@ -1,107 +1,88 @@
 // SPDX-License-Identifier: Apache-2.0
 /// \file
-/// Which idle block goes first. An eviction policy keeps the idle blocks in order; the pool asks it
-/// for victims. Least recently used is the default: on recorded agent traffic it is within 0.5 % of
-/// the clairvoyant optimum.
+/// Which idle blocks go first. An eviction policy keeps the idle *runs* in order; the pool takes
+/// blocks from the end of the first one, so that no block goes before one that hangs behind it.
+/// Least recently used is the default: on recorded agent traffic it is within 0.5 % of the
+/// clairvoyant optimum, and because a run shrinks from its end, it is exact to the block.
 #pragma once
 
 #include <concepts>
-#include <cstddef>
 #include <cstdint>
-#include <span>
 
 #include <pagedkv/detail/index_list.hpp>
 #include <pagedkv/detail/lazy_array.hpp>
-#include <pagedkv/types.hpp>
+#include <pagedkv/manage/run_table.hpp>
 #include <pagedkv/version.hpp>
 
 PAGEDKV_NAMESPACE_BEGIN
 
-/// Idle blocks in eviction order. A block is in it once or not at all (not checked). `push_back`
-/// and `pop_front` take many at once, in order; the latter calls `soon(block)` for blocks that it
-/// guesses will be popped some 16 places later.
+/// Idle runs in eviction order, threaded through the records' `prev`, `next` and `jump`. A run is
+/// in it once or not at all (not checked). `insert_after(runs, x, head)`: `head` was split off `x`,
+/// which is in it, and goes right after it. `soon(runs, prefetch)`: called before a run leaves the
+/// front; prefetches runs that it guesses will be there some calls later, and calls `prefetch(run)`
+/// for one whose record has probably arrived.
 template <class E>
-concept EvictionPolicy = std::constructible_from<E, std::int32_t> &&
-    requires(E e, E const c, BlockId b, std::span<BlockId const> in, std::span<BlockId> out,
-             void (*soon)(BlockId)) {
-  { c.size() }
-  noexcept->std::same_as<std::int32_t>;
-  { c.front() }
-  noexcept->std::same_as<BlockId>;
-  { c.after(b) }
-  noexcept->std::same_as<BlockId>;
-  e.push_back(in);
-  e.push_front(b);
-  e.erase(b);
-  e.pop_front(out, soon);
+concept EvictionPolicy = std::default_initializable<E> &&
+    requires(E e, E const c, RunTable& runs, RunId x, void (*prefetch)(RunId)) {
+  { c.front() } -> std::same_as<RunId>;
+  { c.after(runs, x) } -> std::same_as<RunId>;
+  e.push_back(runs, x);
+  e.push_front(runs, x);
+  e.erase(runs, x);
+  e.insert_after(runs, x, x);
+  e.soon(runs, prefetch);
 };
 
 /// Least recently used: released last, evicted last. All operations O(1).
 ///
-/// Each element also remembers the block that was pushed 16 places after it. Eviction prefetches
-/// that block's lines, so a run of evictions isn't a chain of cache misses (4 times faster at 131k
-/// idle blocks). The hint may be stale; a prefetch of the wrong line is harmless.
+/// Each run also remembers the run that was pushed 8 places after it. Eviction prefetches that
+/// run's record, and four evictions later the lines that it names, so that a series of evictions
+/// isn't a chain of cache misses (short prompts in a full pool: 433 -> 220 ns). The hint may be
+/// stale; a prefetch of the wrong line is harmless.
 class LruEviction {
-  struct Link {
-    std::int32_t prev;
-    std::int32_t next;
-    std::int32_t jump;
-    std::int32_t unused;
-  };
-  static constexpr std::uint32_t distance = 16;
+  static constexpr std::uint32_t distance = 8;
 
  public:
-  explicit LruEviction(std::int32_t num_blocks) : links_(static_cast<std::size_t>(num_blocks)) {}
+  /// The next victim, or -1.
+  [[nodiscard]] RunId front() const noexcept { return list_.front(); }
+  /// The victim after `x`, or -1.
+  [[nodiscard]] RunId after(RunTable const& runs, RunId x) const noexcept { return runs[x].next; }
 
-  [[nodiscard]] std::int32_t size() const noexcept { return list_.size(); }
-  /// The next victim, or null.
-  [[nodiscard]] BlockId front() const noexcept { return BlockId{list_.front()}; }
-  /// The victim after `block`, or null.
-  [[nodiscard]] BlockId after(BlockId block) const noexcept {
-    return BlockId{links_[index(block)].next};
-  }
-
-  /// Evicted last, in this order.
-  void push_back(std::span<BlockId const> blocks) noexcept {
-    list_.push_back(links_.data(), blocks, [&](Link* links, std::int32_t block) {
-      std::int32_t& slot = recent_[turn_++ % distance];
-      links[slot].jump = block;
-      slot = block;
-    });
+  /// Evicted last.
+  void push_back(RunTable& runs, RunId x) noexcept {
+    list_.push_back(runs.records(), x);
+    RunId& slot = pushed_[num_pushed_++ % distance];
+    if (!runs[slot].has(Run::waiting)) runs[slot].jump = x;  // there it means something else
+    slot = x;
+    runs[x].jump = x;
   }
   /// Evicted first.
-  void push_front(BlockId block) noexcept {
-    list_.push_front(links_.data(), block.value());
-    links_[index(block)].jump = block.value();
+  void push_front(RunTable& runs, RunId x) noexcept {
+    list_.push_front(runs.records(), x);
+    runs[x].jump = x;
   }
-  PAGEDKV_ALWAYS_INLINE void erase(BlockId block) noexcept {
-    list_.erase(links_.data(), block.value());
-  }
-
-  /// Fills `out` with the next victims. Requires: `out.size() <= size()`.
-  template <class Soon>
-  void pop_front(std::span<BlockId> out, Soon&& soon) noexcept {
-    Link const* const links = links_.data();
-    std::int32_t id = list_.front();
-    for (BlockId& block : out) {
-      block = BlockId{id};
-      std::int32_t const jump = links[id].jump;
-      detail::prefetch_write(&links[jump]);
-      soon(BlockId{jump});
-      id = links[id].next;
-    }
-    list_.drop_front(links_.data(), id, static_cast<std::int32_t>(out.size()));
+  void erase(RunTable& runs, RunId x) noexcept { list_.erase(runs.records(), x); }
+  void insert_after(RunTable& runs, RunId x, RunId head) noexcept {
+    list_.insert_after(runs.records(), x, head);
   }
 
-  void prefetch(BlockId block) const noexcept { detail::prefetch_write(&links_[index(block)]); }
+  /// The front is about to leave.
+  template <class Prefetch>
+  void soon(RunTable const& runs, Prefetch&& prefetch) noexcept {
+    RunId const later = runs[front()].jump;
+    runs.prefetch(later);
+    RunId& slot = seen_[num_seen_++ % (distance / 2)];
+    runs.prefetch_end(slot);  // the hint named it distance / 2 evictions ago
+    prefetch(slot);
+    slot = later;
+  }
 
  private:
-  static std::size_t index(BlockId b) noexcept { return static_cast<std::size_t>(b.value()); }
-
-  detail::LazyArray<Link> links_;
   detail::IndexList list_;
-  std::int32_t recent_[distance] = {};  // block 0 until written: a harmless hint
-  std::uint32_t turn_ = 0;
+  RunId pushed_[distance] = {};  // run 0 until written: a harmless hint
+  RunId seen_[distance / 2] = {};
+  std::uint32_t num_pushed_ = 0;
+  std::uint32_t num_seen_ = 0;
 };
 static_assert(EvictionPolicy<LruEviction>);
 

@@ -7,9 +7,9 @@
 #include <memory>
 #include <span>
 
-#include <pagedkv/detail/cache_core.hpp>
-#include <pagedkv/detail/verify.hpp>
 #include <pagedkv/fwd.hpp>
+#include <pagedkv/manage/detail/cache_core.hpp>
+#include <pagedkv/manage/detail/verify.hpp>
 #include <pagedkv/manage/sequence.hpp>
 
 PAGEDKV_NAMESPACE_BEGIN
@@ -89,7 +89,7 @@ class BasicKvCache {
   /// where a guess fails, and allocates nothing.
   Result<SequenceType> open(SequenceId id, std::span<TokenId const> tokens,
                             OpenOptions const& options = {}) {
-    return handle(core_.open(id, detail::PromptView{tokens, {}, nullptr}, nullptr, options));
+    return handle(core_.open(id, detail::PromptView{tokens, nullptr}, nullptr, options));
   }
   /// Holds what is cached of this prefix (full blocks). Never fails for lack of blocks; errors:
   /// extra_keys_too_long, no_free_sequences (max_pins handles are alive). O(blocks).
@@ -133,6 +133,17 @@ class BasicKvCache {
     detail::check(core_);
     return evicted;
   }
+  /// What these blocks hold is known to be wrong (a failed transfer, corrupted memory): it can't be
+  /// found from now on, whoever owns them, and neither can what follows it. A twin is no help: it
+  /// was computed from the same, or others would be from it. What follows and nobody owns becomes
+  /// free at once; what somebody owns stays readable in that row, is never found, and becomes free
+  /// when it is given back. Rows that hold it publish nothing more behind it. Returns how many of
+  /// the blocks could be found. O(blocks given + runs + rows).
+  std::int32_t unpublish(std::span<BlockId const> blocks) {
+    std::int32_t const condemned = core_.unpublish(blocks);
+    detail::check(core_);
+    return condemned;
+  }
   /// Ends the epoch (e.g. new weights): nothing older is ever found again, and sequences opened
   /// before, and their forks, never publish. Keys stay valid. O(pool).
   void reset() {
@@ -158,19 +169,25 @@ class BasicKvCache {
 
   // ---- looking at a block: tools and tests ------------------------------------------------------
 
+  /// What it holds can be found, or could be before `unpublish` broke the path to it.
   [[nodiscard]] bool is_published(BlockId b) const noexcept {
-    return core_.pool().has(b, BlockWord::published);
+    Run const* const run = core_.run_of(b);
+    return run != nullptr && run->has(Run::published);
   }
-  /// Sequences, pins and twins that reference it.
+  /// Sequences and pins that reference it.
   [[nodiscard]] std::uint32_t references(BlockId b) const noexcept {
-    return core_.pool().references(b);
+    Run const* const run = core_.run_of(b);
+    return run != nullptr ? run->references : 0;
   }
-  /// `Reclaim::deferred`: its content was given back while a step was open that isn't reclaimed
-  /// yet, and found again since. Until then its owner can't write into it without a copy.
-  [[nodiscard]] bool is_in_flight(BlockId b) const noexcept { return core_.pool().is_in_flight(b); }
+  /// `Reclaim::deferred`: somebody gave it back whose last step isn't reclaimed yet, and it has an
+  /// owner still or again. Until then that owner can't write into it without a copy.
+  [[nodiscard]] bool is_in_flight(BlockId b) const noexcept {
+    Run const* const run = core_.run_of(b);
+    return run != nullptr && core_.pool().is_in_flight(*run);
+  }
   /// Rises whenever published content leaves the block.
   [[nodiscard]] std::uint32_t generation(BlockId b) const noexcept {
-    return core_.index().generation(b);
+    return core_.runs().generation(b);
   }
 
  private:

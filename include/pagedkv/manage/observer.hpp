@@ -1,10 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 /// \file
 /// What became findable and what stopped being so, for routers and external indexes. Replaying the
-/// events gives the exact map at any moment: a parent is stored before its child, a block is
-/// removed only with the last findable copy of its content, and numbers have no gaps. Key by block
-/// and generation, not by hash: what hung behind an evicted parent is removed later, when the same
-/// content may be stored again elsewhere.
+/// events gives the exact map at any moment: a parent is stored before its child, a content is
+/// removed when no block bears it any more, and numbers have no gaps. Key by block and generation,
+/// not by hash: what hung behind an evicted parent is removed later, when the same content may be
+/// stored again elsewhere. A moved event changes that key and nothing else: what hangs behind the
+/// content stays where it is.
 #pragma once
 
 #include <cstddef>
@@ -18,12 +19,13 @@
 PAGEDKV_NAMESPACE_BEGIN
 
 /// Spans are valid during the call only. A removed event carries block, generation, hash and group;
-/// a cleared event nothing but its number.
+/// a moved event `from` and `from_generation` as well; a cleared event nothing but its number.
 struct CacheEvent {
   enum class Kind : std::uint8_t {
     stored,   ///< `block` is findable behind `parent`
     removed,  ///< `block` isn't any more; what hangs behind it can't be reached
     cleared,  ///< nothing older is
+    moved,    ///< `block` bears the content that `from` bore
   };
   Kind kind = Kind::stored;
   std::uint64_t number = 0;  ///< 0, 1, 2, ... over all kinds
@@ -36,6 +38,8 @@ struct CacheEvent {
   Hash128 parent_hash{};
   std::span<TokenId const> tokens{};        ///< [block_tokens]
   std::span<std::byte const> extra_keys{};  ///< as encoded in the block
+  BlockId from{};
+  std::uint32_t from_generation = 0;
 };
 
 /// Called on the cache's thread, inside the call that caused it. Must not call the cache.

@@ -1,21 +1,17 @@
 // SPDX-License-Identifier: Apache-2.0
 /// \file
-/// What is in which block, and which block continues a prefix.
+/// What is cached, and which run continues a prefix.
 ///
-/// A published block is found by (hash, parent identity, tokens, extra keys). The hash picks the
-/// bucket; the other three are compared, so a hit is exact by induction from the first block even
-/// when every hash collides. The parent's identity is its id and generation, never its hash: when a
-/// parent's content goes, its generation rises and its children can't be found any more.
+/// A published run is found by (parent run, the parent's generation, the tokens and extra keys of
+/// its first block). The hash picks the bucket; all of these are compared, and inside the run so
+/// are all tokens: a hit is exact by induction from the first block even when every hash collides.
+/// (Run, generation) is an identity that is never used twice: it goes with what the run held.
 ///
-/// Child hint: each block remembers the child that was published or opened last. If the hint's
-/// parent, tokens and extra keys are equal it is the answer, and the block needn't be hashed at
-/// all.
+/// Child used last: each run knows the child that was used last, and a look-up tries that one
+/// first. All its other children are in the hash table; that one needn't be, so that a path without
+/// branches is neither hashed when it is published nor when it is found. First blocks always are.
 ///
-/// Jump hint: each block also remembers its newest descendant 16 places later. A look-up prefetches
-/// that one, so that a long hit isn't a chain of cache misses. Both hints may be stale: what the
-/// first says is compared, what the second says is only prefetched.
-///
-/// Records apart by use: 32 bytes of identity, `block_tokens` ids, 8 bytes of hints.
+/// A block with extra keys begins a run, so that a run has one set of them.
 #pragma once
 
 #include <algorithm>
@@ -24,27 +20,19 @@
 #include <cstdint>
 #include <cstring>
 #include <span>
-
-#if defined(__SSE2__)
-#include <emmintrin.h>
-#endif
+#include <utility>
 
 #include <pagedkv/detail/flat_index.hpp>
 #include <pagedkv/detail/lazy_array.hpp>
 #include <pagedkv/manage/block_hash.hpp>
+#include <pagedkv/manage/detail/equal_blocks.hpp>
+#include <pagedkv/manage/detail/sibling_lists.hpp>
 #include <pagedkv/manage/prompt_key.hpp>
+#include <pagedkv/manage/run_table.hpp>
 #include <pagedkv/types.hpp>
 #include <pagedkv/version.hpp>
 
 PAGEDKV_NAMESPACE_BEGIN
-
-/// The canonical identity of a published block. For what a first block hangs on: null and the
-/// group, so that two groups never meet.
-struct BlockIdentity {
-  BlockId block;
-  std::uint32_t generation = 0;
-  friend constexpr bool operator==(BlockIdentity const&, BlockIdentity const&) noexcept = default;
-};
 
 /// The published block that shares the most leading tokens, and how many.
 struct PartialMatch {
@@ -52,153 +40,114 @@ struct PartialMatch {
   std::int32_t num_tokens = 0;
 };
 
-/// What a walk found.
-struct PrefixWalk {
-  std::int32_t blocks = 0;  ///< leading ones
-  /// The first of them that its parent's child hint didn't name, or 0: the first block of a prompt
-  /// has no parent and is never guessed.
-  std::int32_t first_unguessed = 0;
+/// The leading blocks of a prompt that are cached: whole runs, the last one perhaps in part.
+struct RunHit {
+  RunId run = -1;
+  std::int32_t blocks = 0;
 };
 
-/// Contents of all blocks and the exact index over the published ones. `const` calls may run
-/// together. Nothing allocates after construction.
+/// The exact index over the published runs of a table. `const` calls may run together. Nothing
+/// allocates after construction.
 template <BlockHash Hash>
 class BasicPrefixIndex {
-  static constexpr std::int32_t unpublished = -2;
-  struct Record {
-    Hash128 hash;
-    std::int32_t parent;
-    std::uint32_t parent_generation;
-    std::uint32_t generation;
-    std::uint32_t num_extra_bytes;
-  };
-  static_assert(sizeof(Record) == 32);
-  /// Blocks, or -1.
-  struct Hints {
-    std::int32_t child;
-    std::int32_t jump;
-  };
+  static constexpr RunId detached = -2;  // the parent of what can't be found any more
   using Tokens = std::span<TokenId const>;
   using Bytes = std::span<std::byte const>;
 
  public:
-  /// Places from a block to the one that its jump hint names.
-  static constexpr std::int32_t jump_distance = 16;
-
   struct Options {
-    std::int32_t num_blocks = 0;
     std::int32_t block_tokens = 16;
     std::int32_t max_extra_key_bytes = 0;
     std::int32_t max_partial_candidates = 0;  ///< 0: no partial matches
     std::uint64_t seed = 0;
-    GroupId group{0};  ///< keys every block
+    GroupId group{0};  ///< keys every run
   };
 
-  explicit BasicPrefixIndex(Options const& options)
-      : options_(options),
-        block_tokens_(static_cast<std::size_t>(options.block_tokens)),
-        root_{BlockId{}, options.group.value()},
+  /// `runs` must outlive the index and have the same block_tokens.
+  BasicPrefixIndex(RunTable& runs, Options const& options)
+      : runs_(&runs),
+        options_(options),
+        compare_(options.block_tokens),
         root_hash_(Hash::root(options.seed ^ options.group.value())),
-        records_(size_of(options)),
-        tokens_(size_of(options) * block_tokens_),
-        extra_(size_of(options) * static_cast<std::size_t>(options.max_extra_key_bytes)),
-        hints_(size_of(options)),
-        root_hint_(std::bit_ceil(size_of(options) / 4 + 1)),
-        by_hash_(options.num_blocks) {
-    for (std::size_t i = 0; i < size_of(options); ++i) {
-      records_[i].parent = unpublished;
-      hints_[i] = {-1, -1};
-    }
-    std::fill_n(root_hint_.data(), root_hint_.size(), -1);
-    if (options.max_partial_candidates > 0) {
-      by_first_token_ = detail::FlatIndex(options.num_blocks);
-      siblings_ = detail::LazyArray<Sibling>(size_of(options));
-    }
-  }
+        extra_((static_cast<std::size_t>(runs.num_blocks()) + 1) *
+               static_cast<std::size_t>(options.max_extra_key_bytes)),
+        root_hint_(std::bit_ceil(static_cast<std::size_t>(runs.num_blocks()) / 4 + 1)),
+        by_hash_(runs.num_blocks() + 1),
+        siblings_(options.max_partial_candidates > 0 ? runs.num_blocks() + 1 : 0) {}
 
-  [[nodiscard]] std::int32_t size() const noexcept { return by_hash_.size(); }
+  /// Published runs.
+  [[nodiscard]] std::int32_t size() const noexcept { return size_; }
+  /// What the chained hash of a first block is chained to.
   [[nodiscard]] Hash128 root_hash() const noexcept { return root_hash_; }
-
-  /// The block's token ids, [block_tokens]. Writing them is the owner's business.
-  [[nodiscard]] TokenId* tokens(BlockId b) noexcept { return &tokens_[at(b) * block_tokens_]; }
-  [[nodiscard]] TokenId const* tokens(BlockId b) const noexcept {
-    return &tokens_[at(b) * block_tokens_];
+  /// The chained hash of a full block: for keys and events, the index needs none.
+  [[nodiscard]] Hash128 chained(Hash128 before, Tokens tokens, Bytes extra) const noexcept {
+    return Hash::chain(before, content(tokens, extra));
   }
-  [[nodiscard]] BlockIdentity identity(BlockId b) const noexcept {
-    return b.is_null() ? root_ : BlockIdentity{b, records_[at(b)].generation};
+  /// Of the run's first block.
+  [[nodiscard]] Bytes extra(RunId x) const noexcept {
+    return {extra_.data() + extra_place(x), (*runs_)[x].num_extra_bytes};
   }
-  [[nodiscard]] std::uint32_t generation(BlockId b) const noexcept {
-    return records_[at(b)].generation;
-  }
-  [[nodiscard]] bool is_published(BlockId b) const noexcept {
-    return records_[at(b)].parent != unpublished;
-  }
-  [[nodiscard]] BlockIdentity parent(BlockId b) const noexcept {
-    return {BlockId{records_[at(b)].parent}, records_[at(b)].parent_generation};
-  }
-  /// Of a published block; of a null one, what the first block is chained to.
-  [[nodiscard]] Hash128 hash(BlockId b) const noexcept {
-    return b.is_null() ? root_hash_ : records_[at(b)].hash;
-  }
-  [[nodiscard]] Bytes extra(BlockId b) const noexcept {
-    return {extra_.data() + at(b) * extra_stride(), records_[at(b)].num_extra_bytes};
+  /// Whether what the run hangs behind is still what it was.
+  [[nodiscard]] bool is_reachable(Run const& run) const noexcept {
+    if (run.parent < 0) return run.parent != detached;
+    return (*runs_)[run.parent].generation == run.parent_generation;
   }
 
-  /// The hash of a full block behind `parent`.
-  [[nodiscard]] Hash128 chained(Hash128 parent, Tokens tokens, Bytes extra) const noexcept {
-    Hash128 content = Hash::content(tokens, options_.seed);
-    if (!extra.empty()) content = Hash::chain(content, Hash::extra(extra, options_.seed));
-    return Hash::chain(parent, content);
-  }
+  // ---- looking up -------------------------------------------------------------------------------
 
-  /// The published block behind `parent` with exactly this content, or null.
-  [[nodiscard]] BlockId find(Hash128 hash, BlockIdentity parent, Tokens tokens, Bytes extra) const {
-    return BlockId{by_hash_.find(hash, [&](std::int32_t id) {
-      return records_[static_cast<std::size_t>(id)].hash == hash &&
-             continues(BlockId{id}, parent, tokens.data(), extra);
-    })};
+  /// The published run behind `parent` (-1: none) that begins with this block, or -1. O(1)
+  /// expected.
+  [[nodiscard]] RunId find(RunId parent, TokenId const* tokens, Bytes extra) const {
+    if (parent >= 0 && (*runs_)[parent].num_children == 0) return -1;
+    return find_child(parent, tokens, extra);
   }
-
-  /// Calls `hit(j, block)` for the leading full blocks of `prompt`, at most `max_blocks`, and
-  /// returns how many there are. `soon(block)` gets blocks that will probably be hit some 16 places
-  /// later. O(blocks).
-  template <class Hit, class Soon>
-  PAGEDKV_ALWAYS_INLINE PrefixWalk walk(detail::PromptView const& prompt, std::int32_t max_blocks,
-                                        Hit&& hit, Soon&& soon) const {
-    std::int32_t first_unguessed = 0;
-    BlockIdentity parent = root_;
-    TokenId const* tokens = prompt.tokens.data();
-    for (std::int32_t j = 0; j < max_blocks; ++j, tokens += block_tokens_) {
-      Bytes const extra = prompt.extra_of(j);
-      BlockId block = parent.block.is_null() ? BlockId{} : BlockId{hints_[at(parent.block)].child};
-      if (block.is_null() || !continues(block, parent, tokens, extra)) {
-        block = find_hashed(prompt, j, parent, extra);
-        if (block.is_null()) return {j, first_unguessed};
-        if (first_unguessed == 0) first_unguessed = j;
-        prefetch_children(block, soon);
-      }
-      if (std::int32_t const jump = hints_[at(block)].jump; jump >= 0) {
-        prefetch_hit(BlockId{jump}, soon);
-      }
-      hit(j, block);
-      parent = identity(block);
+  /// Leading blocks that a run of this length and `tokens` have in common beyond the first, which
+  /// is equal. No more than `most`.
+  [[nodiscard]] std::int32_t common_blocks(RunId x, TokenId const* tokens,
+                                           std::int32_t most) const noexcept {
+    return 1 + compare_.equal_blocks(runs_->tokens((*runs_)[x].start + 1),
+                                     tokens + compare_.block_tokens(), most - 1);
+  }
+  /// Calls `hit(RunHit)` for the leading full blocks of `prompt` that are cached, at most
+  /// `max_blocks`. O(blocks), a look-up for each run.
+  template <class Hit>
+  void walk(detail::PromptView const& prompt, std::int32_t max_blocks, Hit&& hit) const {
+    RunId parent = -1;
+    for (std::int32_t j = 0; j < max_blocks;) {
+      TokenId const* const tokens = &prompt.tokens[compare_.at(j)];
+      RunId const x = find(parent, tokens, prompt.extra_of(j));
+      if (x < 0) return;
+      std::int32_t const length = (*runs_)[x].length;
+      std::int32_t const most = std::min(length, prompt.next_keyed(j + 1, max_blocks) - j);
+      std::int32_t const n = common_blocks(x, tokens, most);
+      hit(RunHit{x, n});
+      if (n < length) return;
+      j += n;
+      parent = x;
     }
-    return {max_blocks, first_unguessed};
   }
 
-  /// Among the newest `max_partial_candidates` children of `parent` that begin with the same token
-  /// and have the same extra keys, the one that shares most leading tokens; ties: the newest.
-  [[nodiscard]] PartialMatch find_partial(BlockIdentity parent, Tokens tokens, Bytes extra) const {
+  /// Among the newest `max_partial_candidates` published blocks behind the first `blocks` of run
+  /// `parent` (-1: first blocks of sequences) that begin with the same token, the one with the same
+  /// extra keys that shares most leading tokens; ties: the newest.
+  [[nodiscard]] PartialMatch find_partial(RunId parent, std::int32_t blocks, Tokens tokens,
+                                          Bytes extra) const {
     PartialMatch best;
-    if (siblings_.size() == 0 || tokens.empty()) return best;
-    std::int32_t id = newest_sibling(parent, tokens[0]);
-    for (std::int32_t n = 0; id >= 0 && n < options_.max_partial_candidates; ++n) {
-      BlockId const candidate{id};
-      if (std::ranges::equal(extra, this->extra(candidate))) {
-        std::int32_t const shared = common_prefix(tokens, this->tokens(candidate));
-        if (shared > best.num_tokens) best = {candidate, shared};
-      }
-      id = siblings_[static_cast<std::size_t>(id)].older;
+    if (!siblings_.in_use() || tokens.empty()) return best;
+    auto const compare = [&](std::int32_t place) {
+      std::int32_t const shared = compare_.common_prefix(tokens, runs_->tokens(place));
+      if (shared > best.num_tokens) best = {runs_->block_at(place), shared};
+    };
+    if (parent >= 0 && blocks < (*runs_)[parent].length) {  // one block can follow: the run's next
+      if (extra.empty()) compare((*runs_)[parent].start + blocks);
+      return best;
+    }
+    std::uint32_t const generation =
+        parent >= 0 ? (*runs_)[parent].generation : options_.group.value();
+    RunId x = siblings_.newest(*runs_, parent, generation, tokens[0]);
+    for (std::int32_t n = 0; x >= 0 && n < options_.max_partial_candidates; ++n) {
+      if (std::ranges::equal(extra, this->extra(x))) compare((*runs_)[x].start);
+      x = siblings_.older(x);
     }
     return best;
   }
@@ -206,201 +155,154 @@ class BasicPrefixIndex {
   /// Whether a first block with these tokens is published under other extra keys. A hint: it may
   /// miss one whose place a newer block took.
   [[nodiscard]] bool has_root_under_other_keys(Tokens tokens) const noexcept {
-    std::int32_t const id = root_hint_[root_place(tokens)];
-    return id >= 0 && records_[static_cast<std::size_t>(id)].parent == BlockId::null_value &&
-           equal_tokens(this->tokens(BlockId{id}), tokens.data());
+    BlockId const b = root_hint_[root_place(tokens.data())];
+    RunId const x = runs_->run_of(b);
+    if (x < 0 || !(*runs_)[x].has(Run::published) || (*runs_)[x].parent != -1) return false;
+    std::int32_t const start = (*runs_)[x].start;
+    return runs_->place(b) == start && compare_.equal_block(runs_->tokens(start), tokens.data());
   }
 
-  void prefetch(Hash128 hash) const noexcept { by_hash_.prefetch(hash); }
-  void prefetch_tokens(BlockId b) const noexcept {
-    detail::prefetch_read(&tokens_[at(b) * block_tokens_]);
-  }
-  /// For a block that will be published soon: all lines that `publish` writes.
-  void prefetch_publish(BlockId b, Hash128 hash) const noexcept {
-    by_hash_.prefetch(hash);
-    detail::prefetch_write(&records_[at(b)]);
-    detail::prefetch_write(&hints_[at(b)]);
-  }
-  /// For a block whose content will be dropped and replaced soon.
-  void prefetch_content(BlockId b) const noexcept {
-    detail::prefetch_write(&records_[at(b)]);
-    detail::prefetch_write(&tokens_[at(b) * block_tokens_]);
-  }
-  /// For a block that will be published soon, and for its parent.
-  void prefetch_publish(BlockId b) const noexcept { detail::prefetch_write(&records_[at(b)]); }
-  void prefetch_parent(BlockId b) const noexcept {
-    detail::prefetch_read(&records_[at(b)]);
-    detail::prefetch_write(&hints_[at(b)]);
-  }
-  void prefetch_hints(BlockId b) const noexcept { detail::prefetch_write(&hints_[at(b)]); }
-  void prefetch_bucket_of(BlockId b) const noexcept { by_hash_.prefetch(records_[at(b)].hash); }
+  // ---- publishing -------------------------------------------------------------------------------
 
-  /// Publishes `b`, whose tokens are complete, unless something equal is published already: then
-  /// that is returned and nothing has changed. Else null.
-  PAGEDKV_ALWAYS_INLINE BlockId publish(BlockId b, Hash128 hash, BlockIdentity parent,
-                                        Bytes extra) noexcept {
-    std::int32_t const equal = by_hash_.find_or_insert(hash, b.value(), [&](std::int32_t id) {
-      return records_[static_cast<std::size_t>(id)].hash == hash &&
-             continues(BlockId{id}, parent, tokens(b), extra);
-    });
-    if (equal >= 0) return BlockId{equal};
-    Record& record = records_[at(b)];
-    record.hash = hash;
-    record.parent = parent.block.value();
-    record.parent_generation = parent.generation;
-    record.num_extra_bytes = static_cast<std::uint32_t>(extra.size());
-    if (!parent.block.is_null()) hints_[at(parent.block)].child = b.value();
-    if (parent.block.is_null() || !extra.empty() || siblings_.size() != 0) {
-      publish_rest(b, parent, extra);
+  /// `x`, whose tokens are complete, can be found behind `parent` from now on. Requires: nothing
+  /// equal is published behind it.
+  void publish(RunId x, RunId parent, Bytes extra) noexcept {
+    Run& run = (*runs_)[x];
+    ++size_;
+    run.set(Run::published);
+    run.parent = parent;
+    run.num_extra_bytes = static_cast<std::uint16_t>(extra.size());
+    if (!extra.empty()) std::memcpy(extra_.data() + extra_place(x), extra.data(), extra.size());
+    if (parent >= 0) {
+      run.parent_generation = (*runs_)[parent].generation;
+      ++(*runs_)[parent].num_children;
+      use_last(parent, x);
+    } else {
+      run.parent_generation = options_.group.value();
+      root_hint_[root_place(runs_->tokens(run.start))] = runs_->block_at(run.start);
+      insert(x);
     }
-    return {};
+    if (siblings_.in_use()) siblings_.link(*runs_, x);
+  }
+  /// `x`, published behind `parent`, was used last.
+  void use_last(RunId parent, RunId x) noexcept {
+    RunId const before = std::exchange((*runs_)[parent].last_child, x);
+    if (before >= 0 && before != x && !(*runs_)[before].has(Run::indexed)) insert(before);
+  }
+  /// Run `h` was split off `x` and is found in its place; `x` is found behind it.
+  void split(RunId x, RunId h) noexcept {
+    Run& run = (*runs_)[x];
+    Run& head = (*runs_)[h];
+    ++size_;
+    if (head.has(Run::indexed)) {
+      by_hash_.replace(key(head.hash), x, h);
+      run.clear(Run::indexed);
+    }
+    if (siblings_.in_use() && head.parent != detached) siblings_.replace(*runs_, x, h);
+    if (head.parent >= 0 && is_reachable(head) && (*runs_)[head.parent].last_child == x) {
+      (*runs_)[head.parent].last_child = h;
+    }
+    if (head.num_extra_bytes != 0) {
+      std::memcpy(extra_.data() + extra_place(h), extra_.data() + extra_place(x),
+                  head.num_extra_bytes);
+      run.num_extra_bytes = 0;
+    }
+    head.last_child = x;
+    head.num_children = 1;
+    run.parent = h;
+    run.parent_generation = head.generation;
+    if (siblings_.in_use()) siblings_.link(*runs_, x);
+  }
+  /// `x` isn't published any more, nor anything behind it.
+  void erase(RunId x) noexcept {
+    --size_;
+    take_out(x);
+  }
+  /// `x` can't be found any more, nor anything behind it; it stays published until it is erased.
+  void detach(RunId x) noexcept {
+    take_out(x);
+    (*runs_)[x].parent = detached;
+  }
+  /// What hangs behind `x` can't be found any more.
+  void forget_children(RunId x) noexcept {
+    Run& run = (*runs_)[x];
+    ++run.generation;
+    run.num_children = 0;
+    run.last_child = -1;
   }
 
-  /// `child` is the first guess for what is behind `b`. Written only where it isn't already.
-  void set_child(BlockId b, BlockId child) noexcept {
-    std::int32_t& hint = hints_[at(b)].child;
-    if (hint != child.value()) hint = child.value();
-  }
-  /// `later` stands `jump_distance` places behind `b` in a prompt.
-  void set_jump(BlockId b, BlockId later) noexcept { hints_[at(b)].jump = later.value(); }
-
-  /// Unpublishes `b`; its generation rises, so that no child of it is found again.
-  void erase(BlockId b) noexcept {
-    if (siblings_.size() != 0) unlink_sibling(b);
-    Record& record = records_[at(b)];
-    by_hash_.erase(record.hash, b.value());
-    record.parent = unpublished;
-    ++record.generation;
+  /// For a run that will be erased soon.
+  void prefetch(RunId x) const noexcept {
+    if ((*runs_)[x].has(Run::indexed)) by_hash_.prefetch(key((*runs_)[x].hash));
   }
 
  private:
-  /// Published children of one parent with one first token, newest first.
-  struct Sibling {
-    std::int32_t newer;
-    std::int32_t older;
-  };
-
-  static std::size_t at(BlockId b) noexcept { return static_cast<std::size_t>(b.value()); }
-  static std::size_t size_of(Options const& o) noexcept {
-    return static_cast<std::size_t>(o.num_blocks);
-  }
-  std::size_t extra_stride() const noexcept {
-    return static_cast<std::size_t>(options_.max_extra_key_bytes);
-  }
-  Tokens block_of(Tokens tokens, std::int32_t j) const noexcept {
-    return tokens.subspan(static_cast<std::size_t>(j) * block_tokens_, block_tokens_);
-  }
-  Tokens block_tokens(BlockId b) const noexcept { return {tokens(b), block_tokens_}; }
-
-  template <class Soon>
-  PAGEDKV_ALWAYS_INLINE void prefetch_hit(BlockId b, Soon& soon) const noexcept {
-    prefetch_content(b);
-    prefetch_hints(b);
-    soon(b);
-  }
-  /// What no jump hint leads to: the blocks behind the first of a run of hits.
-  template <class Soon>
-  void prefetch_children(BlockId b, Soon& soon) const noexcept {
-    for (std::int32_t i = 1; i < jump_distance; ++i) {
-      b = BlockId{hints_[at(b)].child};
-      if (b.is_null()) return;
-      prefetch_hit(b, soon);
+  void take_out(RunId x) noexcept {
+    Run& run = (*runs_)[x];
+    if (run.has(Run::indexed)) by_hash_.erase(key(run.hash), x);
+    run.clear(Run::indexed);
+    if (siblings_.in_use() && run.parent != detached) siblings_.unlink(*runs_, x);
+    if (run.parent >= 0 && is_reachable(run)) {
+      Run& parent = (*runs_)[run.parent];
+      --parent.num_children;
+      if (parent.last_child == x) parent.last_child = -1;
     }
+    forget_children(x);
   }
-
-  void publish_rest(BlockId b, BlockIdentity parent, Bytes extra) noexcept {
-    if (!extra.empty())
-      std::memcpy(extra_.data() + at(b) * extra_stride(), extra.data(), extra.size());
-    if (parent.block.is_null()) root_hint_[root_place(block_tokens(b))] = b.value();
-    if (siblings_.size() != 0) link_sibling(b);
+  std::size_t extra_place(RunId x) const noexcept {
+    return static_cast<std::size_t>(x) * static_cast<std::size_t>(options_.max_extra_key_bytes);
   }
-
-  bool equal_tokens(TokenId const* a, TokenId const* b) const noexcept {
-#if defined(__SSE2__)
-    // The common block size, one cache line: a third of the instructions of memcmp.
-    if (block_tokens_ == 16) {
-      auto const lane = [&](int i) {
-        return _mm_cmpeq_epi32(_mm_load_si128(reinterpret_cast<__m128i const*>(a) + i),
-                               _mm_loadu_si128(reinterpret_cast<__m128i const*>(b) + i));
-      };
-      __m128i const equal =
-          _mm_and_si128(_mm_and_si128(lane(0), lane(1)), _mm_and_si128(lane(2), lane(3)));
-      return _mm_movemask_epi8(equal) == 0xFFFF;
+  std::size_t root_place(TokenId const* tokens) const noexcept {
+    return Hash::content({tokens, compare_.block_tokens()}, options_.seed).low &
+           (root_hint_.size() - 1);
+  }
+  PAGEDKV_NEVER_INLINE RunId find_child(RunId parent, TokenId const* tokens, Bytes extra) const {
+    std::uint32_t generation = options_.group.value();
+    if (parent >= 0) {
+      Run const& p = (*runs_)[parent];
+      generation = p.generation;
+      RunId const guess = p.last_child;
+      if (guess >= 0 && continues(guess, parent, generation, tokens, extra)) return guess;
+      if (p.num_children <= (guess >= 0 ? 1 : 0)) return -1;
     }
-#endif
-    return std::memcmp(a, b, block_tokens_ * sizeof(TokenId)) == 0;
+    return by_hash_.find(key(hash_of(parent, generation, tokens, extra)),
+                         [&](RunId x) { return continues(x, parent, generation, tokens, extra); });
   }
-  BlockId find_hashed(detail::PromptView const& prompt, std::int32_t j, BlockIdentity parent,
-                      Bytes extra) const {
-    auto const tokens = block_of(prompt.tokens, j);
-    Hash128 const h = prompt.hashes.empty() ? chained(hash(parent.block), tokens, extra)
-                                            : prompt.hashes[static_cast<std::size_t>(j)];
-    return find(h, parent, tokens, extra);
+  Hash128 content(Tokens tokens, Bytes extra) const noexcept {
+    Hash128 const h = Hash::content(tokens, options_.seed);
+    return extra.empty() ? h : Hash::chain(h, Hash::extra(extra, options_.seed));
   }
-  PAGEDKV_ALWAYS_INLINE bool continues(BlockId b, BlockIdentity parent, TokenId const* tokens,
-                                       Bytes extra) const {
-    Record const& record = records_[at(b)];
-    return record.parent == parent.block.value() && record.parent_generation == parent.generation &&
-           record.num_extra_bytes == extra.size() && equal_tokens(this->tokens(b), tokens) &&
-           (extra.empty() || std::ranges::equal(extra, this->extra(b)));
+  std::uint64_t hash_of(RunId parent, std::uint32_t generation, TokenId const* tokens,
+                        Bytes extra) const noexcept {
+    Hash128 const identity{static_cast<std::uint32_t>(parent) * 0x9E3779B185EBCA87ULL, generation};
+    Hash128 const h = Hash::chain(identity, content({tokens, compare_.block_tokens()}, extra));
+    return h.low ^ h.high;
   }
-  std::int32_t common_prefix(Tokens a, TokenId const* b) const noexcept {
-    std::size_t n = 0;
-    std::size_t const limit = std::min(a.size(), block_tokens_);
-    while (n < limit && a[n] == b[n]) ++n;
-    return static_cast<std::int32_t>(n);
+  static Hash128 key(std::uint64_t hash) noexcept { return {hash, hash}; }
+  void insert(RunId x) noexcept {
+    Run& run = (*runs_)[x];
+    run.hash = hash_of(run.parent, run.parent_generation, runs_->tokens(run.start), extra(x));
+    run.set(Run::indexed);
+    by_hash_.insert(key(run.hash), x);
   }
-  std::size_t root_place(Tokens tokens) const noexcept {
-    return Hash::content(tokens, options_.seed).low & (root_hint_.size() - 1);
-  }
-
-  static Hash128 sibling_hash(BlockIdentity parent, TokenId first) noexcept {
-    Hash128 const identity{static_cast<std::uint32_t>(parent.block.value()) * 0x9E3779B185EBCA87ULL,
-                           parent.generation};
-    return Xxh3BlockHash::chain(identity, {static_cast<std::uint32_t>(first), 0});
-  }
-  std::int32_t newest_sibling(BlockIdentity parent, TokenId first) const {
-    return by_first_token_.find(sibling_hash(parent, first), [&](std::int32_t id) {
-      return this->parent(BlockId{id}) == parent && tokens(BlockId{id})[0] == first;
-    });
-  }
-  void link_sibling(BlockId b) noexcept {
-    BlockIdentity const parent = this->parent(b);
-    TokenId const first = tokens(b)[0];
-    std::int32_t const older = newest_sibling(parent, first);
-    siblings_[at(b)] = {-1, older};
-    if (older < 0) {
-      by_first_token_.insert(sibling_hash(parent, first), b.value());
-    } else {
-      siblings_[static_cast<std::size_t>(older)].newer = b.value();
-      by_first_token_.replace(sibling_hash(parent, first), older, b.value());
-    }
-  }
-  void unlink_sibling(BlockId b) noexcept {
-    Hash128 const h = sibling_hash(parent(b), tokens(b)[0]);
-    auto const [newer, older] = siblings_[at(b)];
-    if (older >= 0) siblings_[static_cast<std::size_t>(older)].newer = newer;
-    if (newer >= 0) {
-      siblings_[static_cast<std::size_t>(newer)].older = older;
-    } else if (older >= 0) {
-      by_first_token_.replace(h, b.value(), older);
-    } else {
-      by_first_token_.erase(h, b.value());
-    }
+  bool continues(RunId x, RunId parent, std::uint32_t generation, TokenId const* tokens,
+                 Bytes extra) const noexcept {
+    Run const& run = (*runs_)[x];
+    return run.has(Run::published) && run.parent == parent && run.parent_generation == generation &&
+           run.num_extra_bytes == extra.size() &&
+           compare_.equal_block(runs_->tokens(run.start), tokens) &&
+           (extra.empty() || std::ranges::equal(extra, this->extra(x)));
   }
 
+  RunTable* runs_;
   Options options_;
-  std::size_t block_tokens_;
-  BlockIdentity root_;
+  detail::EqualBlocks compare_;
   Hash128 root_hash_;
-  detail::LazyArray<Record> records_;
-  detail::LazyArray<TokenId> tokens_;
   detail::LazyArray<std::byte> extra_;
-  detail::LazyArray<Hints> hints_;
-  detail::LazyArray<std::int32_t> root_hint_;
+  detail::LazyArray<BlockId> root_hint_;  ///< of the newest first block; 0: perhaps none
   detail::FlatIndex by_hash_;
-  detail::FlatIndex by_first_token_;
-  detail::LazyArray<Sibling> siblings_;
+  detail::SiblingLists siblings_;
+  std::int32_t size_ = 0;
 };
 
 using PrefixIndex = BasicPrefixIndex<Xxh3BlockHash>;

@@ -52,9 +52,18 @@ class ExtraKeyTable {
         encode_media(item, TokenRange{j * block_tokens, block_tokens});
       }
       offsets_.push_back(bytes_.size());
+      if (offsets_[offsets_.size() - 2] != bytes_.size()) num_blocks_with_keys_ = j + 1;
     }
   }
 
+  /// The first block from `from` on that has extra keys, at most `end`.
+  [[nodiscard]] std::int32_t next_keyed(std::int32_t from, std::int32_t end) const noexcept {
+    std::int32_t const last = std::min(end, num_blocks_with_keys_);
+    for (std::int32_t j = from; j < last; ++j) {
+      if (!block(j).empty()) return j;
+    }
+    return end;
+  }
   /// Empty for blocks without extra keys, and behind the prompt.
   [[nodiscard]] std::span<std::byte const> block(std::int32_t j) const noexcept {
     auto const i = static_cast<std::size_t>(j);
@@ -100,17 +109,19 @@ class ExtraKeyTable {
 
   std::vector<std::byte> bytes_;
   std::vector<std::size_t> offsets_;
+  std::int32_t num_blocks_with_keys_ = 0;  ///< none behind them
 };
 
-/// What a look-up needs, owned by somebody else. `hashes` may be empty: then they are computed on
-/// the way, and only where a guess fails.
+/// What a look-up needs, owned by somebody else.
 struct PromptView {
   std::span<TokenId const> tokens;
-  std::span<Hash128 const> hashes;
   ExtraKeyTable const* extra = nullptr;
 
   [[nodiscard]] std::span<std::byte const> extra_of(std::int32_t block) const noexcept {
     return extra != nullptr ? extra->block(block) : std::span<std::byte const>{};
+  }
+  [[nodiscard]] std::int32_t next_keyed(std::int32_t from, std::int32_t end) const noexcept {
+    return extra != nullptr ? extra->next_keyed(from, end) : end;
   }
   [[nodiscard]] std::int32_t num_tokens() const noexcept {
     return static_cast<std::int32_t>(tokens.size());
@@ -150,7 +161,7 @@ class PromptKey {
   explicit PromptKey(std::shared_ptr<Data const> data) noexcept : data_(std::move(data)) {}
 
   [[nodiscard]] detail::PromptView view() const noexcept {
-    return {data_->tokens, data_->hashes, data_->extra.get()};
+    return {data_->tokens, data_->extra.get()};
   }
 
   std::shared_ptr<Data const> data_;

@@ -7,9 +7,9 @@
 #include <span>
 #include <utility>
 
-#include <pagedkv/detail/cache_core.hpp>
-#include <pagedkv/detail/verify.hpp>
 #include <pagedkv/fwd.hpp>
+#include <pagedkv/manage/detail/cache_core.hpp>
+#include <pagedkv/manage/detail/verify.hpp>
 
 PAGEDKV_NAMESPACE_BEGIN
 
@@ -60,8 +60,8 @@ class BasicSequence {
   }
 
   /// n more positions without ids (lookahead, or ids that are still being computed).
-  /// Effects: new blocks; may evict idle ones; may plan a copy of a shared or published tail;
-  /// adopts own twins before it would fail. Returns the new positions. Errors: never_fits,
+  /// Effects: new blocks; may evict idle ones; may plan a copy of a shared or published tail.
+  /// Returns the new positions. Errors: never_fits,
   /// no_free_blocks. Complexity: O(new blocks).
   Result<TokenRange> reserve(std::int32_t n) { return checked(core().reserve(row_, n)); }
   /// Names the tokens of reserved positions. Requires: first >= committed(), all below size().
@@ -73,7 +73,7 @@ class BasicSequence {
   Result<TokenRange> append(std::span<TokenId const> ids) {
     return checked(core().append(row_, ids));
   }
-  /// Whether `reserve(n)` would succeed now. The same formula. O(1), with own twins O(blocks).
+  /// Whether `reserve(n)` would succeed now. The same formula. O(1).
   [[nodiscard]] bool would_fit(std::int32_t n) const { return core().would_fit(row_, n); }
   /// Blocks that `reserve(n)` takes: new ones, and one for a copy.
   [[nodiscard]] std::int32_t blocks_needed(std::int32_t n) const {
@@ -113,15 +113,19 @@ class BasicSequence {
     if (!child) return Unexpected{child.error()};
     return Result<BasicSequence>{BasicSequence{core_, *child}};
   }
+  /// Steps up to `tick` use the sequence without a `Batch` (which says so itself): what it gives
+  /// back isn't written over before. Requires: tick <= the cache's open tick. O(1).
+  void used_by(Tick tick) {
+    PAGEDKV_ASSERT(tick.value() <= core().pool().open_tick(),
+                   "used_by: the step isn't open yet; say it when it is");
+    core().use(row_, tick.value());
+  }
   /// Releases with a hint about what comes next. O(blocks).
   void finish(Reuse reuse) && { release(reuse); }
 
-  /// Blocks that `reserve` would free, if it had to, by letting this sequence's twins go.
-  /// O(blocks).
-  [[nodiscard]] std::int32_t adoptable_blocks() const { return core().num_adoptable(row_); }
-  /// Blocks that nobody else references: what releasing this sequence gives back. O(blocks).
+  /// Blocks that nobody else references: what releasing this sequence gives back. O(runs).
   [[nodiscard]] std::int32_t unshared_blocks() const { return core().unshared_blocks(row_); }
-  /// Tokens in those blocks: what preempting this sequence costs at most. O(blocks).
+  /// Tokens in those blocks: what preempting this sequence costs at most. O(runs).
   [[nodiscard]] std::int32_t unshared_tokens() const { return core().unshared_tokens(row_); }
 
  private:

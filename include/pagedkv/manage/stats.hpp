@@ -61,7 +61,7 @@ struct Stats {
   std::int32_t num_blocks = 0;   ///< all blocks of the pool
   std::int32_t free = 0;         ///< nothing findable in them; taken first
   std::int32_t idle = 0;         ///< findable, owned by nobody; revived by a hit or evicted
-  std::int32_t used = 0;         ///< referenced by a sequence, a pin or a twin
+  std::int32_t used = 0;         ///< referenced by a sequence or a pin
   std::int32_t quarantined = 0;  ///< released, but a step that is not over may still use it
   std::int32_t retained = 0;     ///< released, but a copy still reads or fills it
   std::int32_t sequences = 0;    ///< live `Sequence` handles
@@ -86,10 +86,11 @@ struct Stats {
   // Counters, in blocks.
   std::uint64_t hit_blocks = 0;          ///< full blocks found by opens of either kind
   std::uint64_t published_blocks = 0;    ///< made findable by a commit
-  std::uint64_t twin_blocks = 0;         ///< not made findable: another block had the same content
-  std::uint64_t adopted_blocks = 0;      ///< twins replaced by the first of their content
+  std::uint64_t twin_blocks = 0;         ///< full blocks whose content was findable already
+  std::uint64_t adopted_blocks = 0;      ///< of those: replaced in the row by the one that bears it
   std::uint64_t evicted_blocks = 0;      ///< findable content dropped by an allocation or `evict`
-  std::uint64_t unpublished_blocks = 0;  ///< findable content dropped by its owner, to write there
+  std::uint64_t moved_blocks = 0;        ///< findable content that another block bears since
+  std::uint64_t unpublished_blocks = 0;  ///< findable content dropped to write there, or condemned
 
   // Counters, in calls and events.
   std::uint64_t copies = 0;          ///< block copies planned

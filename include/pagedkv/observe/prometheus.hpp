@@ -229,11 +229,15 @@ void write_block_counters(Stats const& stats, PrometheusWriter<Sink>& out) {
   out.counter("pagedkv_published_blocks_total", "Blocks made findable.", stats.published_blocks);
   out.counter("pagedkv_twin_blocks_total", "Blocks whose content was published already.",
               stats.twin_blocks);
-  out.counter("pagedkv_adopted_blocks_total", "Twins replaced by the first of their content.",
+  out.counter("pagedkv_adopted_blocks_total",
+              "Twins replaced in their table by the block that bears their content.",
               stats.adopted_blocks);
   out.counter("pagedkv_evicted_blocks_total", "Cached blocks whose content was dropped.",
               stats.evicted_blocks);
-  out.counter("pagedkv_unpublished_blocks_total", "Cached blocks taken back to write into them.",
+  out.counter("pagedkv_moved_blocks_total", "Cached content that another block bears since.",
+              stats.moved_blocks);
+  out.counter("pagedkv_unpublished_blocks_total",
+              "Cached blocks taken back to write into them, or known to be wrong.",
               stats.unpublished_blocks);
   out.counter("pagedkv_preemptions_total", "Sequences preempted.", stats.preemptions);
   out.counter("pagedkv_copies_total", "Block copies planned (copy-on-write, partial hits).",

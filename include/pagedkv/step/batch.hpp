@@ -17,7 +17,6 @@
 #include <utility>
 #include <vector>
 
-#include <pagedkv/detail/cache_core.hpp>
 #include <pagedkv/fwd.hpp>
 #include <pagedkv/manage/kv_cache.hpp>
 #include <pagedkv/manage/sequence.hpp>
@@ -48,7 +47,7 @@ class BasicBatch {
         filled_(static_cast<std::size_t>(limits_.max_sequences)) {
     entries_.reserve(filled_.size());
     moves_.reserve(filled_.size());
-    core_->track_fresh();
+    core_->attach_batch();
   }
 
   [[nodiscard]] std::int32_t num_sequences() const noexcept {
@@ -138,29 +137,22 @@ class BasicBatch {
   }
 
   /// Commits every sequence with a query up to `query.end()`. The same as their `commit`, one after
-  /// the other, in one pass that hashes ahead. O(sequences + new full blocks).
+  /// the other, in one pass that looks ahead. O(sequences + new full blocks).
   void commit() {
-    // Three passes over a window, so that each finds its lines on the way.
+    // Passes over a window, so that each finds its lines on the way.
     constexpr std::size_t window = 32;
     std::int32_t waiting[window];
-    Hash128 hashes[window];
     std::size_t n = 0;
     auto const publish_waiting = [&] {
-      for (std::size_t i = 0; i < n; ++i) hashes[i] = core_->next_hash(waiting[i]);
-      for (std::size_t i = 0; i < n; ++i) core_->publish_next(waiting[i], hashes[i]);
+      for (std::size_t i = 0; i < n; ++i) core_->prefetch_runs(waiting[i]);
+      for (std::size_t i = 0; i < n; ++i) core_->publish(waiting[i]);
       n = 0;
     };
     bool const all_current = ended_ == core_->sequences().num_ended();
     for (Entry const& entry : entries_) {
       if (entry.query.count == 0 || (!all_current && !is_current(entry))) continue;
-      std::int32_t const end = entry.query.end();
-      if (!core_->advance(entry.sequence, end)) continue;
-      if (core_->shape().block(end) - core_->state(entry.sequence).published_blocks > 1) {
-        publish_waiting();
-        core_->publish(entry.sequence, core_->shape().block(end));
-        continue;
-      }
-      core_->prefetch_next(entry.sequence);
+      if (!core_->advance(entry.sequence, entry.query.end())) continue;
+      core_->prefetch_blocks(entry.sequence);
       waiting[n++] = entry.sequence;
       if (n == window) publish_waiting();
     }
@@ -350,7 +342,7 @@ class BasicBatch {
     step.num_indices = num_indices_;
     step.num_runs = num_runs_;
     step.num_row_moves = static_cast<std::int32_t>(moves_.size());
-    step.num_new_blocks = core_->pool().num_fresh();
+    step.num_new_blocks = core_->pool().new_blocks().size();
     step.num_copies = core_->copies().num_pending();
     step.common_prefix_blocks = common;
     return now;
@@ -440,10 +432,10 @@ class BasicBatch {
     Entry const* const end = entries_.data() + entries_.size();
     for (Entry const* entry = entries_.data(); entry != end; ++entry) {
       if (end - entry > 2) {  // rows are far apart: the hardware doesn't see them coming
-        detail::prefetch_read(core_->sequences().places(entry[2].sequence));
+        detail::prefetch_read(core_->sequences().columns(entry[2].sequence));
       }
       auto const used = static_cast<std::size_t>(entry->num_blocks);
-      std::memcpy(to, core_->sequences().places(entry->sequence), used * sizeof(BlockId));
+      std::memcpy(to, core_->sequences().columns(entry->sequence), used * sizeof(BlockId));
       to += used;
     }
   }
@@ -461,7 +453,7 @@ class BasicBatch {
       tokens += count;
     };
     for (Entry const& entry : entries_) {
-      BlockId const* const blocks = core_->sequences().places(entry.sequence);
+      BlockId const* const blocks = core_->sequences().columns(entry.sequence);
       if (entry.query.count == 1) {  // decoding: the last position, no loops
         piece(blocks[entry.num_blocks - 1], entry.last_block_len - 1, 1);
       } else {
@@ -501,7 +493,7 @@ class BasicBatch {
   std::int32_t write_new_blocks(std::span<BlockId> out) {
     if (out.empty()) return 0;
     std::size_t n = 0;
-    core_->take_fresh([&](BlockId b) { out[n++] = b; });
+    core_->take_new_blocks([&](BlockId b) { out[n++] = b; });
     return static_cast<std::int32_t>(n);
   }
   std::int32_t write_copies(std::span<BlockCopy> out) {

@@ -27,8 +27,7 @@ template <class Cache>
 
 /// A running request, without its preemption cost (see `preemption_cost`). `tokens`: positions to
 /// compute in all, `drafts` of them unverified. `computed` is what is committed: an engine with
-/// steps in flight sets it to what those will have computed. O(1); without a block to be had,
-/// O(blocks).
+/// steps in flight sets it to what those will have computed. O(1).
 template <class Cache, class Sequence>
 [[nodiscard]] RunningRequest running_request(Cache const& cache, Sequence const& sequence,
                                              std::int32_t tokens, std::int32_t drafts = 0,
@@ -46,9 +45,6 @@ template <class Cache, class Sequence>
     request.tail_copy = !one_owner                 ? TailCopy::always
                         : cache.is_in_flight(tail) ? TailCopy::until_reclaim
                                                    : TailCopy::unless_full;
-  }
-  if (sequence.blocks_needed(1) > cache.available_blocks()) {
-    request.adoptable_blocks = sequence.adoptable_blocks();
   }
   return request;
 }

@@ -45,7 +45,7 @@ struct PoolNumbers {
   std::int32_t available_blocks = 0;     ///< KvCache::available_blocks(): free + idle
   std::int32_t incoming_blocks = 0;      ///< KvCache::incoming_blocks(): quarantined + retained
   std::int32_t max_sequence_tokens = 0;  ///< KvCacheConfig::max_sequence_tokens; 0: not bounded
-  bool deferred_reclaim = false;         ///< Reclaim::deferred: what is released is incoming first
+  bool deferred_reclaim = false;  ///< Reclaim::deferred: what is released may be incoming first
 };
 
 /// What the next write into a sequence's last block costs.
@@ -65,9 +65,6 @@ struct RunningRequest {
   std::int32_t size = 0;       ///< Sequence::size(): positions reserved, at least computed
   std::int32_t blocks = 0;     ///< Sequence::num_blocks(): blocks_for(size)
   TailCopy tail_copy = TailCopy::no;
-  /// Blocks that come free when the sequence's own twins are adopted; a reserve that would fail
-  /// otherwise does that first. 0 when not known.
-  std::int32_t adoptable_blocks = 0;
   /// What preempting it would cost and bring; see PreemptionCost.
   std::int64_t unshared_tokens = 0;
   std::int32_t unshared_blocks = 0;

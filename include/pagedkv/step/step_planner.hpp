@@ -372,7 +372,7 @@ void StepPlanner::serve(Int index, Details& details) {
 // Gives the request up to `most` tokens, as many as the available blocks allow. False: not one.
 inline bool StepPlanner::schedule(Int index, Int most) {
   auto const& request = running(index);
-  std::int64_t const room = available_ + request.adoptable_blocks;
+  std::int64_t const room = available_;
   bool const waives_copy = request.tail_copy == TailCopy::unless_full && room == 0;
   bool const copy = request.tail_copy != TailCopy::no && !waives_copy;
   // The last position that can be reserved: all blocks held and to be had, or none to be had.
@@ -391,8 +391,8 @@ inline bool StepPlanner::schedule(Int index, Int most) {
                         .reserve = reserve,
                         .lookahead = end - request.computed - count,
                         .blocks = blocks});
-  owed_ += std::max<std::int64_t>(0, blocks - available_) + (reserve > 0 && waives_copy);
-  available_ = std::max<std::int64_t>(0, available_ - blocks);
+  owed_ += reserve > 0 && waives_copy;
+  available_ -= blocks;
   tokens_left_ -= count;
   ends_[static_cast<std::size_t>(index)] = request.size + reserve;
   if (victims_sorted_) freeable_ -= costs_[static_cast<std::size_t>(index)].blocks;
@@ -406,7 +406,7 @@ void StepPlanner::find_room(Int index, Details& details) {
   auto const& request = running(index);
   // One token more than computed isn't reserved yet: reserved positions need nothing.
   std::int64_t const need = blocks_for(request.computed + 1, pool_.block_tokens) - request.blocks +
-                            (request.tail_copy != TailCopy::no) - request.adoptable_blocks;
+                            (request.tail_copy != TailCopy::no);
   if (request.tail_copy == TailCopy::until_reclaim && need - 1 <= available_ + incoming_) {
     any_incoming_ = true;  // with the next reclaim
     return;
@@ -483,7 +483,7 @@ inline void StepPlanner::settle_waived_copies() {
   for (auto& entry : scheduled_) {
     auto const& request = running(entry.index);
     if (request.tail_copy == TailCopy::unless_full && entry.reserve > 0) {
-      bool const copy = available + request.adoptable_blocks > 0;
+      bool const copy = available > 0;
       Int const end = request.size + entry.reserve;
       entry.blocks = blocks_for(end, pool_.block_tokens) - request.blocks + copy;
     }

@@ -61,10 +61,19 @@ class Device {
   }
   /// `owner`: the sequence that the target belongs to. `stays`: leading positions of the source
   /// that nobody was already granted to write over.
+  /// What uses the target in the open step is a transfer into positions behind those: it began with
+  /// the copy waiting, and the sequence that it was for may have left the block to a fork.
   void copy(int src, int dst, int num_tokens, std::uint64_t owner, int stays) {
-    auto const& uses = uses_[std::size_t(dst)];
-    if (!uses.empty()) report(dst, uses.front(), "filled by a copy");
-    for (int i = 0; i < num_tokens; ++i) cells_[index(dst, i)] = at(src, i);
+    auto& uses = uses_[std::size_t(dst)];
+    for (Use const& use : uses) {
+      if (use.tick != open_tick) report(dst, use, "filled by a copy");
+    }
+    for (int i = 0; i < num_tokens; ++i) {
+      cells_[index(dst, i)] = at(src, i);
+      for (Use& use : uses) {
+        if (std::size_t(i) < use.values.size()) use.values[std::size_t(i)] = at(dst, i);
+      }
+    }
     use(open_tick, no_sequence, src, std::min(num_tokens, stays));
     use(open_tick, owner, dst, num_tokens);
   }

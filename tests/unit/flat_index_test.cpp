@@ -104,27 +104,6 @@ TEST_CASE("flat index: replace puts one id in the place of another") {
   CHECK(find_id(index, some_hash, 49) == -1);
 }
 
-TEST_CASE("flat index: find_or_insert offers what is there and inserts only what is new") {
-  FlatIndex index(100);
-  auto const put = [&](std::int32_t id, std::int32_t equal_to) {
-    return index.find_or_insert(some_hash, id,
-                                [&](std::int32_t other) { return other == equal_to; });
-  };
-  CHECK(put(3, -1) == -1);
-  CHECK(put(4, 3) == 3);
-  CHECK(index.size() == 1);
-  // Past its first bucket as well.
-  for (std::int32_t id = 10; id < 40; ++id) CHECK(put(id, -1) == -1);
-  CHECK(put(50, 39) == 39);
-  // Also when its first bucket is empty by now.
-  for (std::int32_t id = 3; id < 30; ++id) {
-    if (find_id(index, some_hash, id) == id) index.erase(some_hash, id);
-  }
-  CHECK(put(50, 39) == 39);
-  CHECK(put(50, -1) == -1);
-  CHECK(find_id(index, some_hash, 50) == 50);
-}
-
 TEST_CASE("flat index: random inserts, erases and replacements agree with a multimap") {
   constexpr std::int32_t capacity = 300;
   // Few distinct hashes: buckets overflow and probe paths cross.

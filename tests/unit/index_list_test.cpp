@@ -11,9 +11,14 @@
 #include "catch.hpp"
 
 using pagedkv::detail::IndexList;
-using pagedkv::detail::Link;
 
 namespace {
+
+struct Link {
+  std::int32_t prev;
+  std::int32_t next;
+  std::uint64_t stamp;  ///< no list's business
+};
 
 std::vector<std::int32_t> forwards(IndexList const& list, std::vector<Link> const& links) {
   std::vector<std::int32_t> ids;

@@ -66,25 +66,6 @@ class FlatIndex {
     return -1;
   }
 
-  /// The first id under `hash` that `match(id)` accepts; if there is none, `id` is inserted and -1
-  /// returned. Requires: fewer than `capacity` elements.
-  template <class Match>
-  PAGEDKV_ALWAYS_INLINE std::int32_t find_or_insert(Hash128 hash, std::int32_t id, Match&& match) {
-    // Nearly always: nobody has the tag, nobody passed, and the home bucket has room.
-    Bucket& home = buckets_[hash.low & mask_];
-    Tag const tag = tag_of(hash);
-    if (unsigned const empty = equal_tags(home, Tag::empty);
-        empty != 0 && home.overflow == 0 && equal_tags(home, tag) == 0) {
-      int const place = std::countr_zero(empty);
-      home.ids[place] = id;
-      home.tags[place] = tag;
-      ++size_;
-      return -1;
-    }
-    if (std::int32_t const found = find(hash, match); found >= 0) return found;
-    insert(hash, id);
-    return -1;
-  }
   /// Requires: fewer than `capacity` elements.
   void insert(Hash128 hash, std::int32_t id) noexcept {
     Tag const tag = tag_of(hash);

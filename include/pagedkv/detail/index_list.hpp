@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 /// \file
-/// A doubly linked list threaded through an array: element i is linked by `links[i]`. No pointers,
-/// no allocation, O(1) everything.
+/// A doubly linked list threaded through an array: element i is linked by `links[i].prev` and
+/// `.next`, each an `std::int32_t`. No pointers, no allocation, O(1) everything.
 #pragma once
 
 #include <cstddef>
@@ -12,13 +12,6 @@
 
 PAGEDKV_NAMESPACE_BEGIN
 namespace detail {
-
-/// `stamp` is free for the owner of the list.
-struct Link {
-  std::int32_t prev;
-  std::int32_t next;
-  std::uint64_t stamp;
-};
 
 /// A list over `links` that somebody else owns. An element may be in one list of those links.
 /// Ends are -1. Not checked: erasing what isn't in the list breaks it.

@@ -16,6 +16,8 @@ struct OpenOptions {
   /// The first n prompt positions are computed elsewhere: they exist after success (reserved, ids
   /// set) and are committed by the caller when their bytes have arrived. Start filling them after
   /// the `Batch::build` that lists their blocks as new: what is listed is zeroed.
+  /// The transfer ends before the sequence gives these blocks back. Under `Reclaim::deferred` it
+  /// may end later: before the `reclaim` of the step that was open then.
   std::int32_t external_tokens = 0;
   bool read = true;      ///< look for cached blocks
   bool publish = true;   ///< commits make full blocks findable

@@ -206,7 +206,7 @@ TEMPLATE_TEST_CASE("contract 5: a run that begins anew has none of the children 
   CHECK(cache.evict(Ids{row[0]}) == 1);  // x stays idle, after nothing
   // Other content in the same places, each with children of its own.
   std::vector<typename TestType::SequenceType> holders;
-  for (kv::TokenId id = 10; id < 13; ++id) {
+  for (kv::TokenId id = 10; id < 12; ++id) {
     Tokens const other = count_from(id * 100, 4);
     holders.push_back(started(cache, std::uint64_t(id), other));
     holders.push_back(started(cache, std::uint64_t(id), other + count_from(id * 100 + 50, 4)));
@@ -409,11 +409,12 @@ TEST_CASE("contract 12: after reset nothing older is found, and older sequences 
   auto const key = cache.hash(old_prompt);
   leave_cached(cache, 1, old_prompt);
   auto live = started(cache, 2, count_from(50, 6));
+  auto young = started(cache, 5, count_from(70, 2));  // nothing published yet
   cache.reset();
   CHECK(listener.heard.back().kind == kv::CacheEvent::Kind::cleared);
   CHECK(cache.match(key) == 0);
   CHECK(cache.stats().idle == 0);
-  CHECK(cache.stats().used == 2);
+  CHECK(cache.stats().used == 3);
   std::size_t const events = listener.heard.size();
 
   // The live sequence goes on and so do its forks; neither publishes.
@@ -421,6 +422,11 @@ TEST_CASE("contract 12: after reset nothing older is found, and older sequences 
   REQUIRE(fork.has_value());
   fill(cache, live, count_from(50, 9));
   fill(cache, *fork, count_from(50, 10));
+  auto young_fork = young.fork(SequenceId{6});
+  REQUIRE(young_fork.has_value());
+  fill(cache, young, count_from(70, 9));
+  fill(cache, *young_fork, count_from(70, 10));
+  CHECK(cached_tokens(cache, count_from(70, 9)) == 0);
   CHECK(listener.heard.size() == events);
   CHECK(cached_tokens(cache, count_from(50, 9)) == 0);
 

@@ -386,3 +386,30 @@ TEST_CASE("contract 10: deferred, finish(none) leaves in front, deepest first, a
   CHECK(cached_tokens(cache, count_from(50, 9)) == 8);
   CHECK(cache.verify());
 }
+
+TEST_CASE("contract 11: a fence stays with the block when content moves to it") {
+  auto config = small_pool(4);
+  config.reclaim = kv::Reclaim::deferred;
+  kv::KvCache cache(config);
+  Tokens const prompt = count_from(0, 4);
+  started(cache, 9, count_from(90, 1)).used_by(cache.open_tick());  // from now on unused is free
+  cache.reclaim(cache.end_step());
+  std::optional<kv::Sequence> bearer, twin;
+  bearer.emplace(*cache.open(SequenceId{1}, prompt));
+  twin.emplace(*cache.open(SequenceId{2}, prompt));
+  fill(cache, *bearer, prompt);
+  fill(cache, *twin, prompt);
+  std::optional<kv::Sequence> fork(*twin->fork(SequenceId{3}));
+  kv::BlockId const block = fork->blocks()[0];
+  CHECK_FALSE(cache.is_published(block));
+  twin->used_by(cache.open_tick());
+  twin.reset();
+  bearer.reset();
+  CHECK(cache.is_published(block));
+  CHECK(cache.available_blocks() == 3);
+  fork.reset();
+  CHECK(cache.incoming_blocks() == 1);
+  cache.reclaim(cache.end_step());
+  CHECK(cache.available_blocks() == 4);
+  CHECK(cache.verify());
+}

@@ -35,11 +35,11 @@ class Device {
   /// A step writes a position of sequence `uid`.
   void write(int block, int offset, std::uint64_t value, std::uint64_t uid) {
     for (Use& use : uses_[std::size_t(block)]) {
-      if (offset >= int(use.values.size())) continue;
+      if (offset < use.first || offset >= use.first + int(use.values.size())) continue;
       // A step's copies run before its writes.
       bool const ordered = use.uid == uid || (use.uid == no_sequence && use.tick == open_tick);
       if (deferred_ && !ordered) report(block, use, "written by another sequence");
-      use.values.resize(std::size_t(offset));
+      use.values.resize(std::size_t(offset - use.first));
     }
     cells_[index(block, offset)] = value;
   }
@@ -60,29 +60,22 @@ class Device {
     fill(block, 0);
   }
   /// `owner`: the sequence that the target belongs to. `stays`: leading positions of the source
-  /// that nobody was already granted to write over.
-  /// What uses the target in the open step is a transfer into positions behind those: it began with
-  /// the copy waiting, and the sequence that it was for may have left the block to a fork.
+  /// that no sequence was already granted to write over.
+  /// A transfer into later positions of the target may be under way.
   void copy(int src, int dst, int num_tokens, std::uint64_t owner, int stays) {
-    auto& uses = uses_[std::size_t(dst)];
-    for (Use const& use : uses) {
-      if (use.tick != open_tick) report(dst, use, "filled by a copy");
+    for (Use const& use : uses_[std::size_t(dst)]) {
+      if (use.first < num_tokens) report(dst, use, "filled by a copy");
     }
-    for (int i = 0; i < num_tokens; ++i) {
-      cells_[index(dst, i)] = at(src, i);
-      for (Use& use : uses) {
-        if (std::size_t(i) < use.values.size()) use.values[std::size_t(i)] = at(dst, i);
-      }
-    }
+    for (int i = 0; i < num_tokens; ++i) cells_[index(dst, i)] = at(src, i);
     use(open_tick, no_sequence, src, std::min(num_tokens, stays));
     use(open_tick, owner, dst, num_tokens);
   }
 
-  /// Step `tick` uses the leading positions of the block for this sequence.
-  void use(std::uint64_t tick, std::uint64_t uid, int block, int num_tokens) {
-    if (tick <= over_ || num_tokens == 0) return;
-    Use out{tick, uid, {}};
-    for (int i = 0; i < num_tokens; ++i) out.values.push_back(at(block, i));
+  /// Step `tick` uses positions of the block, from `first` up to `end`, for this sequence.
+  void use(std::uint64_t tick, std::uint64_t uid, int block, int end, int first = 0) {
+    if (tick <= over_ || first >= end) return;
+    Use out{tick, uid, first, {}};
+    for (int i = first; i < end; ++i) out.values.push_back(at(block, i));
     uses_[std::size_t(block)].push_back(std::move(out));
     if (std::find(used_.begin(), used_.end(), block) == used_.end()) used_.push_back(block);
   }
@@ -106,7 +99,8 @@ class Device {
   struct Use {
     std::uint64_t tick = 0;
     std::uint64_t uid = 0;
-    std::vector<std::uint64_t> values;  ///< of the leading positions
+    int first = 0;
+    std::vector<std::uint64_t> values;  ///< of the positions from `first` on
   };
 
   [[nodiscard]] std::size_t index(int block, int offset) const {
@@ -117,7 +111,7 @@ class Device {
   }
   void check(int block, Use const& use) const {
     for (std::size_t i = 0; i < use.values.size(); ++i) {
-      if (at(block, int(i)) != use.values[i]) report(block, use, "other than it was");
+      if (at(block, use.first + int(i)) != use.values[i]) report(block, use, "other than it was");
     }
   }
   [[noreturn]] static void report(int block, Use const& use, char const* what) {

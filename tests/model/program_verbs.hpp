@@ -494,7 +494,7 @@ void Program<Policy>::use_until_transferred(Live const& s, int keep) {
        j < std::min(int(s.model.blocks.size()), model_.blocks_of(end)); ++j) {
     int const first = j * config_.block_tokens;
     device_.use(model_.open_tick, s.model.uid, s.model.blocks[std::size_t(j)],
-                std::min(config_.block_tokens, end - first));
+                std::min(config_.block_tokens, end - first), std::max(0, s.model.cached - first));
   }
 }
 

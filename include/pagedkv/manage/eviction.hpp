@@ -37,8 +37,7 @@ concept EvictionPolicy = std::default_initializable<E> &&
 ///
 /// Each run also remembers the run that was pushed 8 places after it. Eviction prefetches that
 /// run's record, and four evictions later the lines that it names, so that a series of evictions
-/// isn't a chain of cache misses (short prompts in a full pool: 433 -> 220 ns). The hint may be
-/// stale; a prefetch of the wrong line is harmless.
+/// isn't a chain of cache misses. The hint may be stale; a prefetch of the wrong line is harmless.
 class LruEviction {
   static constexpr std::uint32_t distance = 8;
 

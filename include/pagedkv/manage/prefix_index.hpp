@@ -274,8 +274,8 @@ class BasicPrefixIndex {
   }
   std::uint64_t hash_of(RunId parent, std::uint32_t generation, TokenId const* tokens,
                         Bytes extra) const noexcept {
-    Hash128 const identity{static_cast<std::uint32_t>(parent) * 0x9E3779B185EBCA87ULL, generation};
-    Hash128 const h = Hash::chain(identity, content({tokens, compare_.block_tokens()}, extra));
+    Hash128 const h = Hash::chain(detail::run_identity(parent, generation),
+                                  content({tokens, compare_.block_tokens()}, extra));
     return h.low ^ h.high;
   }
   static Hash128 key(std::uint64_t hash) noexcept { return {hash, hash}; }

@@ -11,6 +11,7 @@
 #include <cstdint>
 #include <utility>
 
+#include <pagedkv/manage/block_hash.hpp>
 #include <pagedkv/version.hpp>
 
 PAGEDKV_NAMESPACE_BEGIN
@@ -67,5 +68,12 @@ struct alignas(64) Run {
   void clear(unsigned mask) noexcept { flags = static_cast<std::uint16_t>(flags & ~mask); }
 };
 static_assert(sizeof(Run) == 64);
+
+namespace detail {
+/// What a run of this generation holds, to hash what follows it. Never the same twice.
+[[nodiscard]] inline Hash128 run_identity(RunId x, std::uint32_t generation) noexcept {
+  return {static_cast<std::uint32_t>(x) * 0x9E3779B185EBCA87ULL, generation};
+}
+}  // namespace detail
 
 PAGEDKV_NAMESPACE_END

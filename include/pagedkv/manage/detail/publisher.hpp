@@ -7,6 +7,7 @@
 #include <algorithm>
 #include <cstdint>
 #include <span>
+#include <utility>
 
 #include <pagedkv/manage/detail/block_stock.hpp>
 #include <pagedkv/manage/detail/sequence_table.hpp>

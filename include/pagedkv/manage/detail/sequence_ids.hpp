@@ -27,8 +27,7 @@ class SequenceIds {
   /// Positions from `first` on get these ids. Requires: they exist, and are its own to write.
   void set(std::int32_t first, std::span<TokenId const> ids) {
     write(first, ids);
-    auto const end = first + static_cast<std::int32_t>(ids.size());
-    if (first <= state_.known) state_.known = std::max(state_.known, end);
+    state_.note_ids(first, first + static_cast<std::int32_t>(ids.size()));
   }
   PAGEDKV_ALWAYS_INLINE void write(std::int32_t first, std::span<TokenId const> ids) {
     TokenId const* from = ids.data();

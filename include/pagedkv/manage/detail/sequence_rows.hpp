@@ -101,8 +101,7 @@ class SequenceRows {
     if (!in_tail) return this->ids(r).set(first, ids);
     TokenId* const to = stock_.runs().tokens(s.writable_tail) + shape_.offset(first);
     std::copy(ids.begin(), ids.end(), to);
-    auto const end = first + static_cast<std::int32_t>(ids.size());
-    if (first <= s.known) s.known = std::max(s.known, end);
+    s.note_ids(first, first + static_cast<std::int32_t>(ids.size()));
   }
   /// What must happen to the last block before its owner writes into it.
   [[nodiscard]] Tail tail_of(std::int32_t r) const noexcept {

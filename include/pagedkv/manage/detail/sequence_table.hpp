@@ -3,6 +3,7 @@
 /// The rows that handles name: what a sequence is, beside its blocks.
 #pragma once
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <memory>
@@ -18,7 +19,7 @@
 PAGEDKV_NAMESPACE_BEGIN
 namespace detail {
 
-/// 64 bytes, one a row. A pin uses `num_blocks` alone.
+/// 64 bytes, one per row. A pin uses `num_blocks` alone.
 struct SequenceState {
   static constexpr std::int32_t unchanged = INT32_MAX;
 
@@ -40,6 +41,11 @@ struct SequenceState {
   /// else 0 (in a full block it means nothing). Spares the common append three dependent cache
   /// misses (the row, the block's place, its run).
   std::int32_t writable_tail = 0;
+
+  /// Positions from `first` up to `end` have their ids now.
+  void note_ids(std::int32_t first, std::int32_t end) noexcept {
+    if (first <= known) known = std::max(known, end);
+  }
 };
 static_assert(sizeof(SequenceState) == 64);
 
@@ -88,14 +94,7 @@ class SequenceTable {
   [[nodiscard]] std::shared_ptr<ExtraKeyTable const>& extra(std::int32_t r) noexcept {
     return extra_[at(r)];
   }
-  /// The encoded extra keys of the row's block j.
-  [[nodiscard]] std::span<std::byte const> extra_of(std::int32_t r, std::int32_t j) const noexcept {
-    auto const& extra = extra_[at(r)];
-    return extra != nullptr ? extra->block(j) : std::span<std::byte const>{};
-  }
 
-  /// The row that `start` would give: scratch until then. Requires: not full.
-  [[nodiscard]] std::int32_t next() const noexcept { return free_.back(); }
   /// A fresh state. Requires: not full.
   std::int32_t start() noexcept {
     std::int32_t const r = free_.back();

@@ -76,8 +76,8 @@ class SiblingLists {
   Link& at(RunId x) noexcept { return links_[static_cast<std::size_t>(x)]; }
   Link const& at(RunId x) const noexcept { return links_[static_cast<std::size_t>(x)]; }
   static Hash128 hash(RunId parent, std::uint32_t generation, TokenId first) noexcept {
-    Hash128 const identity{static_cast<std::uint32_t>(parent) * 0x9E3779B185EBCA87ULL, generation};
-    return Xxh3BlockHash::chain(identity, {static_cast<std::uint32_t>(first), 0});
+    return Xxh3BlockHash::chain(run_identity(parent, generation),
+                                {static_cast<std::uint32_t>(first), 0});
   }
   static Hash128 hash_of(RunTable const& runs, RunId x) noexcept {
     return hash(runs[x].parent, runs[x].parent_generation, *runs.tokens(runs[x].start));

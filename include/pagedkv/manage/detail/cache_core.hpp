@@ -303,7 +303,8 @@ class CacheCore : public PromptVerbs<Policy> {
   void check_block([[maybe_unused]] BlockId b, [[maybe_unused]] char const* rule) const {
     PAGEDKV_ASSERT(b.value() >= 0 && b.value() < config_.num_blocks, rule);
   }
-  [[nodiscard]] Growth growth_of(std::int32_t r, std::int32_t n) const noexcept {
+  [[nodiscard]] PAGEDKV_ALWAYS_INLINE Growth growth_of(std::int32_t r,
+                                                       std::int32_t n) const noexcept {
     return growth(shape(), state(r), n, [&] { return rows_.tail_of(r); });
   }
   /// Adds n positions, or says why not.

@@ -101,7 +101,8 @@ class PrefixLookup {
   }
   bool is_idle(RunId x) const noexcept { return stock_.pool().is_idle(stock_.runs()[x]); }
   // New blocks, idle ones that are revived, and the source of a partial hit, which is held.
-  std::int32_t needed(Hit const& hit, OpenOptions const& options) const noexcept {
+  PAGEDKV_ALWAYS_INLINE std::int32_t needed(Hit const& hit,
+                                            OpenOptions const& options) const noexcept {
     bool const revives_source =
         hit.partial.num_tokens > 0 && is_idle(stock_.runs().run_of(hit.partial.block));
     return shape_.blocks(positions(hit, options)) - hit.blocks + hit.idle +

@@ -157,7 +157,8 @@ class PromptVerbs {
     return std::max({prompt.num_tokens(), o.reserve, o.external_tokens});
   }
   /// The ids of positions from `first_new` on that the prompt has.
-  void write_prompt(std::int32_t r, std::span<TokenId const> tokens, std::int32_t first_new) {
+  PAGEDKV_ALWAYS_INLINE void write_prompt(std::int32_t r, std::span<TokenId const> tokens,
+                                          std::int32_t first_new) {
     SequenceState& s = at(r);
     s.known = std::min(static_cast<std::int32_t>(tokens.size()), s.size);
     if (s.known > first_new) {

@@ -95,7 +95,8 @@ class SequenceRows {
     if (!is_copied) sequences_.state(r).writable_tail = runs().place(tail);
   }
   /// Positions from `first` on get these ids.
-  void set_ids(std::int32_t r, std::int32_t first, std::span<TokenId const> ids) {
+  PAGEDKV_ALWAYS_INLINE void set_ids(std::int32_t r, std::int32_t first,
+                                     std::span<TokenId const> ids) {
     SequenceState& s = sequences_.state(r);
     bool const in_tail = s.writable_tail != 0 && shape_.block(first) == s.num_blocks - 1;
     if (!in_tail) return this->ids(r).set(first, ids);

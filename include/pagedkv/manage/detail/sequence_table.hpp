@@ -105,7 +105,7 @@ class SequenceTable {
     s.generation = generation;
     return r;
   }
-  void end(std::int32_t r) noexcept {
+  PAGEDKV_ALWAYS_INLINE void end(std::int32_t r) noexcept {
     SequenceState& s = state(r);
     ++s.generation;
     s.num_blocks = 0;

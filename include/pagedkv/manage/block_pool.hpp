@@ -29,7 +29,7 @@ PAGEDKV_NAMESPACE_BEGIN
 
 /// Free blocks, idle and waiting runs, references. Knows nothing of content: `evict(x, n)` of the
 /// listener given to `allocate` drops what the last n blocks of a run held. One writer; const calls
-
+/// may run together.
 template <EvictionPolicy Eviction>
 class BasicBlockPool {
  public:
@@ -200,8 +200,7 @@ class BasicBlockPool {
   void free_idle() noexcept {
     for (std::int32_t i = 0; i < num_blocks(); ++i) {
       RunId const x = runs_->run_of(BlockId{i});
-      if (x < 0 || !is_idle((*runs_)[x])) continue;
-      free_.give(BlockId{i});
+      if (x >= 0 && is_idle((*runs_)[x])) free_.give(BlockId{i});
     }
     while (eviction_.front() >= 0) {
       RunId const x = eviction_.front();
@@ -225,8 +224,7 @@ class BasicBlockPool {
 
   /// Closes the open step and returns its tick.
   std::uint64_t end_step() noexcept { return open_tick_++; }
-  /// The device has finished every step up to `tick`: what waited for it leaves at the next
-  /// `flush`.
+  /// The device has finished every step up to `tick`; `flush` lets go what waited for it.
   void mark_reclaimed(std::uint64_t tick) noexcept {
     reclaimed_tick_ = std::max(reclaimed_tick_, tick);
   }

@@ -15,7 +15,6 @@
 #pragma once
 
 #include <algorithm>
-#include <bit>
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
@@ -26,6 +25,7 @@
 #include <pagedkv/detail/lazy_array.hpp>
 #include <pagedkv/manage/block_hash.hpp>
 #include <pagedkv/manage/detail/equal_blocks.hpp>
+#include <pagedkv/manage/detail/root_hint.hpp>
 #include <pagedkv/manage/detail/sibling_lists.hpp>
 #include <pagedkv/manage/prompt_key.hpp>
 #include <pagedkv/manage/run_table.hpp>
@@ -71,7 +71,7 @@ class BasicPrefixIndex {
         root_hash_(Hash::root(options.seed ^ options.group.value())),
         extra_((static_cast<std::size_t>(runs.num_blocks()) + 1) *
                static_cast<std::size_t>(options.max_extra_key_bytes)),
-        root_hint_(std::bit_ceil(static_cast<std::size_t>(runs.num_blocks()) / 4 + 1)),
+        root_hint_(runs, compare_, options.seed),
         by_hash_(runs.num_blocks() + 1),
         siblings_(options.max_partial_candidates > 0 ? runs.num_blocks() + 1 : 0) {}
 
@@ -95,8 +95,7 @@ class BasicPrefixIndex {
 
   // ---- looking up -------------------------------------------------------------------------------
 
-  /// The published run behind `parent` (-1: none) that begins with this block, or -1. O(1)
-  /// expected.
+  /// The published run after `parent` (-1: none) that begins with this block, or -1. O(1) expected.
   [[nodiscard]] RunId find(RunId parent, TokenId const* tokens, Bytes extra) const {
     if (parent >= 0 && (*runs_)[parent].num_children == 0) return -1;
     return find_child(parent, tokens, extra);
@@ -152,14 +151,9 @@ class BasicPrefixIndex {
     return best;
   }
 
-  /// Whether a first block with these tokens is published under other extra keys. A hint: it may
-  /// miss one whose place a newer block took.
+  /// Whether a first block with these tokens is published under any extra keys; may miss one.
   [[nodiscard]] bool has_root_under_other_keys(Tokens tokens) const noexcept {
-    BlockId const b = root_hint_[root_place(tokens.data())];
-    RunId const x = runs_->run_of(b);
-    if (x < 0 || !(*runs_)[x].has(Run::published) || (*runs_)[x].parent != -1) return false;
-    std::int32_t const start = (*runs_)[x].start;
-    return runs_->place(b) == start && compare_.equal_block(runs_->tokens(start), tokens.data());
+    return root_hint_.knows(tokens.data());
   }
 
   // ---- publishing -------------------------------------------------------------------------------
@@ -179,7 +173,7 @@ class BasicPrefixIndex {
       use_last(parent, x);
     } else {
       run.parent_generation = options_.group.value();
-      root_hint_[root_place(runs_->tokens(run.start))] = runs_->block_at(run.start);
+      root_hint_.note(x);
       insert(x);
     }
     if (siblings_.in_use()) siblings_.link(*runs_, x);
@@ -252,10 +246,6 @@ class BasicPrefixIndex {
   std::size_t extra_place(RunId x) const noexcept {
     return static_cast<std::size_t>(x) * static_cast<std::size_t>(options_.max_extra_key_bytes);
   }
-  std::size_t root_place(TokenId const* tokens) const noexcept {
-    return Hash::content({tokens, compare_.block_tokens()}, options_.seed).low &
-           (root_hint_.size() - 1);
-  }
   PAGEDKV_NEVER_INLINE RunId find_child(RunId parent, TokenId const* tokens, Bytes extra) const {
     std::uint32_t generation = options_.group.value();
     if (parent >= 0) {
@@ -299,7 +289,7 @@ class BasicPrefixIndex {
   detail::EqualBlocks compare_;
   Hash128 root_hash_;
   detail::LazyArray<std::byte> extra_;
-  detail::LazyArray<BlockId> root_hint_;  ///< of the newest first block; 0: perhaps none
+  detail::RootHint<Hash> root_hint_;
   detail::FlatIndex by_hash_;
   detail::SiblingLists siblings_;
   std::int32_t size_ = 0;

@@ -9,7 +9,6 @@
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
-#include <optional>
 #include <span>
 #include <utility>
 
@@ -70,10 +69,9 @@ class CacheCore : public PromptVerbs<Policy> {
     return append_blocks(r, new_ids);
   }
   [[nodiscard]] Result<TokenRange> reserve(std::int32_t r, std::int32_t n) {
-    std::int32_t const first = state(r).size;
-    if (auto const why = grow(r, n)) return Unexpected{*why};
-    rows_.ids(r).forget(first);
-    return TokenRange{first, n};
+    auto const grown = grow(r, n);
+    if (grown) rows_.ids(r).forget(grown->first);
+    return grown;
   }
   void set_tokens(std::int32_t r, std::int32_t first, Ids new_ids) {
     SequenceState const& s = state(r);
@@ -294,31 +292,30 @@ class CacheCore : public PromptVerbs<Policy> {
       return Unexpected{Errc::never_fits};
     }
     auto const n = static_cast<std::int32_t>(new_ids.size());
-    std::int32_t const first = state(r).size;
-    if (auto const why = grow(r, n)) return Unexpected{*why};
-    rows_.set_ids(r, first, new_ids);
-    return TokenRange{first, n};
+    auto const grown = grow(r, n);
+    if (grown) rows_.set_ids(r, grown->first, new_ids);
+    return grown;
   }
 
   void check_block([[maybe_unused]] BlockId b, [[maybe_unused]] char const* rule) const {
     PAGEDKV_ASSERT(b.value() >= 0 && b.value() < config_.num_blocks, rule);
   }
-  [[nodiscard]] PAGEDKV_ALWAYS_INLINE Growth growth_of(std::int32_t r,
-                                                       std::int32_t n) const noexcept {
+  [[nodiscard]] Growth growth_of(std::int32_t r, std::int32_t n) const noexcept {
     return growth(shape(), state(r), n, [&] { return rows_.tail_of(r); });
   }
   /// Adds n positions, or says why not.
-  [[nodiscard]] PAGEDKV_ALWAYS_INLINE std::optional<Errc> grow(std::int32_t r, std::int32_t n) {
+  [[nodiscard]] PAGEDKV_ALWAYS_INLINE Result<TokenRange> grow(std::int32_t r, std::int32_t n) {
     PAGEDKV_ASSERT(n >= 0, "reserve: n must be 0 or more");
     SequenceState& s = at(r);
-    if (n > most_tokens_ - s.size) return Errc::never_fits;
+    if (n > most_tokens_ - s.size) return Unexpected{Errc::never_fits};
     Growth const g = growth_of(r, n);
     if ((g.blocks > pool().num_available() || g.tail != Tail::write) && !make_writable(r, g)) {
-      return Errc::no_free_blocks;
+      return Unexpected{Errc::no_free_blocks};
     }
+    TokenRange const added{s.size, n};
     rows_.extend(r, s.size + n);
     if (n > 0 && s.writable_tail == 0) rows_.remember_tail(r);
-    return std::nullopt;
+    return added;
   }
   /// The tail may be written into, and the blocks are there; or nothing has changed.
   PAGEDKV_NEVER_INLINE bool make_writable(std::int32_t r, Growth const& g) {

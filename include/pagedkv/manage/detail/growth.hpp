@@ -34,8 +34,8 @@ struct Growth {
 /// `n` positions more than `s` has. `tail_of()` says what its last block needs; asked only where
 /// that block has room.
 template <class TailOf>
-[[nodiscard]] PAGEDKV_ALWAYS_INLINE Growth growth(BlockShape shape, SequenceState const& s,
-                                                  std::int32_t n, TailOf&& tail_of) {
+[[nodiscard]] Growth growth(BlockShape shape, SequenceState const& s, std::int32_t n,
+                            TailOf&& tail_of) {
   n = std::min(n, INT32_MAX - s.size);
   Growth g{shape.blocks(s.size + n) - s.num_blocks, Tail::write};
   if (n == 0 || shape.offset(s.size) == 0) return g;

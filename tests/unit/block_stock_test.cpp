@@ -270,6 +270,19 @@ TEST_CASE("block stock: a run that only its publisher has grows while it is publ
   CHECK(f.log.take() == Lines{"stored 0", "stored 1", "stored 2", "stored 3", "stored 4"});
 }
 
+TEST_CASE("block stock: a published run grows up to its bound") {
+  constexpr std::int32_t most = kv::RunTable::max_run_blocks;
+  Fixture f(most + 8);
+  Tokens const tokens = iota(0, 4 * (most + 8));
+  RunId const p = f.publish(f.own(tokens));
+  REQUIRE(f[p].length == most);
+  RunId const next = f.stock.publish(f.run_of(most), p, 1, {});
+  CHECK(next != p);
+  CHECK(f[p].length == most);
+  CHECK(f[next].parent == p);
+  CHECK(f.cached(tokens).size() == static_cast<std::size_t>(most + 1));
+}
+
 TEST_CASE("block stock: a published run doesn't grow where one part would differ from another") {
   Fixture f(12);
   RunId const x = f.own(iota(0, 12));

@@ -180,6 +180,7 @@ class Verifier {
     bool const owned = run.references != 0;
     bool const published = run.has(Run::published);
     BlockId const b = first(x);
+    require(run.length <= RunTable::max_run_blocks, "a run is no longer than its bound", b);
     require(run.references == references_[at(x)], "a run's count equals its sequences and pins", b);
     List const list = owned ? none : run.has(Run::waiting) ? waiting : idle;
     require(lists_[at(x)] == list, "a run is in the one list that its state says", b);

@@ -10,7 +10,7 @@ using kv::Errc;
 using kv::SequenceId;
 using CollidingCache = kv::BasicKvCache<CollidingPolicy>;
 
-TEMPLATE_TEST_CASE("contract 5: a block is found behind its own parent only", "", kv::KvCache,
+TEMPLATE_TEST_CASE("contract 5: a block is found after its own parent only", "", kv::KvCache,
                    CollidingCache) {
   TestType cache(small_pool(16));
   Tokens const a = count_from(0, 4), x = count_from(10, 4), b = count_from(20, 4),
@@ -77,7 +77,7 @@ TEMPLATE_TEST_CASE("contract 5: salts, adapters and media never meet", "", kv::K
   }
 }
 
-TEMPLATE_TEST_CASE("contract 5: content behind an evicted parent isn't found behind its successor",
+TEMPLATE_TEST_CASE("contract 5: content after an evicted parent isn't found after its successor",
                    "", kv::KvCache, CollidingCache) {
   TestType cache(small_pool(8));
   Tokens const a = count_from(0, 4), x = count_from(10, 4), end{99};
@@ -355,7 +355,7 @@ TEST_CASE("contract 7: an append to a shared tail copies it once and only for on
   CHECK(cache.take_copies().size() == 1);
 }
 
-TEST_CASE("contract 7: whoever appends first after a fork copies, the parent too") {
+TEST_CASE("contract 7: the first append after a fork copies, the parent's too") {
   kv::KvCache cache(small_pool(8));
   auto seq = started(cache, 1, count_from(0, 5));
   fill(cache, seq, count_from(0, 6));  // one token alone, the short way

@@ -103,7 +103,8 @@ TEST_CASE("contract 11: truncated blocks wait for the last step that used their 
   CHECK(cache.available_blocks() == 4);
 }
 
-TEST_CASE("contract 11: a shared block waits for every step that used it, whoever goes last") {
+TEST_CASE(
+    "contract 11: a shared block waits for every step that used it, in any order of its owners") {
   Device device(4);
   auto& cache = device.cache;
   auto batched = std::optional(started(cache, 1, count_from(0, 8)));

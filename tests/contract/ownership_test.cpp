@@ -39,7 +39,7 @@ TEST_CASE("contract 1: destroying a handle at any point of a step gives every bl
   }
 }
 
-TEST_CASE("contract 1: a fork, its copy and its parent leave nothing behind in any order") {
+TEST_CASE("contract 1: a fork, its copy and its parent give back all blocks, in any order") {
   for (auto const reclaim : {kv::Reclaim::stream_ordered, kv::Reclaim::deferred}) {
     for (int order = 0; order < 3; ++order) {
       CAPTURE(order, int(reclaim));

@@ -219,7 +219,7 @@ TEST_CASE("contract 9: content that moved counts as used by others") {
   CHECK(cached_tokens(cache, count_from(50, 5)) == 0);
 }
 
-TEST_CASE("contract 9: children are published under the content, whoever bears it") {
+TEST_CASE("contract 9: children are published under the content, whichever block bears it") {
   kv::KvCache cache(small_pool(16));
   Tokens const prompt = count_from(0, 8);
   auto a = std::optional(started(cache, 1, prompt));

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /// \file
-/// The pool: who references which run of blocks, and which block may take new content.
+/// The pool: references to runs of blocks, and which block may take new content.
 ///
 ///     free ----allocate----> used ----last reference----> free      nothing published in it
 ///      ^                      ^ |                         idle      published: a hit revives it
@@ -69,7 +69,7 @@ class BasicBlockPool {
   [[nodiscard]] bool is_idle(Run const& run) const noexcept {
     return run.references == 0 && !run.has(Run::waiting);
   }
-  /// Deferred: its content was given back by somebody whose step isn't reclaimed. It may be read,
+  /// Deferred: its content was given back by an owner whose step isn't reclaimed. It may be read,
   /// and takes no new content yet (contract 11).
   [[nodiscard]] bool is_in_flight(Run const& run) const noexcept {
     return deferred_ && run.has(Run::shared) && run.stamp > reclaimed_tick_;
@@ -131,7 +131,7 @@ class BasicBlockPool {
     detail::Extent none;
     settle(x, none);
   }
-  /// `room`, which may lie behind, is given back as well.
+  /// `room`, which may lie after it, is given back as well.
   PAGEDKV_ALWAYS_INLINE void settle(RunId x, detail::Extent& room) noexcept {
     Run const& run = (*runs_)[x];
     bool const waits = run.stamp > reclaimed_tick() || quarantine_.waiting_children(x) != 0 ||
@@ -251,7 +251,7 @@ class BasicBlockPool {
   PAGEDKV_NEVER_INLINE void wait(RunId x, bool for_step) noexcept {
     Run const& run = (*runs_)[x];
     if (run.has(Run::held)) ++num_retained_;
-    // In order of arrival, whatever waits waits for the end of the step.
+    // In order of arrival, all that waits waits for the end of the step.
     quarantine_.enlist(*runs_, x, deferred_ ? run.stamp : for_step ? open_tick_ : 0);
   }
   void leave_unreferenced(RunId x) noexcept {

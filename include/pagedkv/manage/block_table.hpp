@@ -23,8 +23,8 @@ namespace detail {
 }
 }  // namespace detail
 
-/// Rows of `width` places; who is alive and how long a row is, the owner knows. Row addresses are
-/// stable. Pages of rows that are never touched cost nothing.
+/// Rows of `width` places; the owner knows which rows are alive and how long they are. Row
+/// addresses are stable. Pages of rows that are never touched cost nothing.
 class BlockTables {
  public:
   BlockTables(std::int32_t num_rows, std::int32_t width)

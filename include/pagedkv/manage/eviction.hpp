@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 /// \file
 /// Which idle blocks go first. An eviction policy keeps the idle *runs* in order; the pool takes
-/// blocks from the end of the first one, so that no block goes before one that hangs behind it.
+/// blocks from the end of the first one, so that no block goes before one that follows it.
 /// Least recently used is the default: on recorded agent traffic it is within 0.5 % of the
 /// clairvoyant optimum, and because a run shrinks from its end, it is exact to the block.
 #pragma once

@@ -18,11 +18,11 @@ PAGEDKV_NAMESPACE_BEGIN
 ///
 /// Memory: all tables are sized by the config at construction; afterwards nothing is allocated
 /// except inside `hash`. Time: no call scans, sorts or copies the pool, except `reset`
-/// and `verify`; a step costs the same whatever is cached.
+/// and `verify`; the cost of a step doesn't depend on what is cached.
 ///
-/// Threads: one writer, its handles included. `const` calls may run together while nobody writes.
-/// Caches are independent. Determinism: the same calls give the same blocks, victims, copies and
-/// events on every platform.
+/// Threads: one writer, its handles included. `const` calls may run together while there is no
+/// write. Caches are independent. Determinism: the same calls give the same blocks, victims, copies
+/// and events on every platform.
 template <class Policy>
 class BasicKvCache {
   using Core = detail::CacheCore<Policy>;
@@ -126,7 +126,7 @@ class BasicKvCache {
 
   // ---- upkeep -----------------------------------------------------------------------------------
 
-  /// Drops the content of these blocks; those that somebody owns are skipped. What hangs behind an
+  /// Drops the content of these blocks; those with an owner are skipped. What follows an
   /// evicted block can't be found any more and is left to LRU. Returns how many. O(blocks given).
   std::int32_t evict(std::span<BlockId const> blocks) {
     std::int32_t const evicted = core_.evict(blocks);
@@ -134,10 +134,10 @@ class BasicKvCache {
     return evicted;
   }
   /// What these blocks hold is known to be wrong (a failed transfer, corrupted memory): it can't be
-  /// found from now on, whoever owns them, and neither can what follows it. A twin is no help: it
-  /// was computed from the same, or others would be from it. What follows and nobody owns becomes
-  /// free at once; what somebody owns stays readable in that row, is never found, and becomes free
-  /// when it is given back. Rows that hold it publish nothing more behind it. Returns how many of
+  /// found from now on, owned or not, and neither can what follows it. A twin is no help: it
+  /// was computed from the same, or others would be from it. What follows without an owner becomes
+  /// free at once; what has an owner stays readable in that row, is never found, and becomes free
+  /// when it is given back. Rows that hold it publish nothing more after it. Returns how many of
   /// the blocks could be found. O(blocks given + runs + rows).
   std::int32_t unpublish(std::span<BlockId const> blocks) {
     std::int32_t const condemned = core_.unpublish(blocks);
@@ -159,7 +159,7 @@ class BasicKvCache {
   [[nodiscard]] std::int32_t available_blocks() const noexcept {
     return core_.pool().num_available();
   }
-  /// Blocks on their way back: wait for them rather than preempting somebody.
+  /// Blocks on their way back: wait for them rather than preempting a sequence.
   [[nodiscard]] std::int32_t incoming_blocks() const noexcept {
     return core_.pool().num_incoming();
   }
@@ -179,7 +179,7 @@ class BasicKvCache {
     Run const* const run = core_.run_of(b);
     return run != nullptr ? run->references : 0;
   }
-  /// `Reclaim::deferred`: somebody gave it back whose last step isn't reclaimed yet, and it has an
+  /// `Reclaim::deferred`: an owner gave it back whose last step isn't reclaimed yet, and it has an
   /// owner still or again. Until then that owner can't write into it without a copy.
   [[nodiscard]] bool is_in_flight(BlockId b) const noexcept {
     Run const* const run = core_.run_of(b);

@@ -3,8 +3,8 @@
 /// What became findable and what stopped being so, for routers and external indexes. Replaying the
 /// events gives the exact map at any moment: a parent is stored before its child, a content is
 /// removed when no block bears it any more, and numbers have no gaps. Key by block and generation,
-/// not by hash: what hung behind an evicted parent is removed later, when the same content may be
-/// stored again elsewhere. A moved event changes that key and nothing else: what hangs behind the
+/// not by hash: what followed an evicted parent is removed later, when the same content may be
+/// stored again elsewhere. A moved event changes that key and nothing else: what follows the
 /// content stays where it is.
 #pragma once
 
@@ -22,8 +22,8 @@ PAGEDKV_NAMESPACE_BEGIN
 /// a moved event `from` and `from_generation` as well; a cleared event nothing but its number.
 struct CacheEvent {
   enum class Kind : std::uint8_t {
-    stored,   ///< `block` is findable behind `parent`
-    removed,  ///< `block` isn't any more; what hangs behind it can't be reached
+    stored,   ///< `block` is findable after `parent`
+    removed,  ///< `block` isn't any more; what follows it can't be reached
     cleared,  ///< nothing older is
     moved,    ///< `block` bears the content that `from` bore
   };

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 /// \file
 /// Places: where blocks lie on the host. A place holds a block's number and its token ids; the
-/// blocks of one run have neighbouring places, whatever their numbers are:
+/// blocks of one run have neighbouring places. Their numbers are arbitrary:
 ///
 ///     places   | 7 8 9 10 11 | 12 13 |  ...
 ///     blocks   | 4 0 9  2  6 |  5  1 |           any numbers: what the pool had to give

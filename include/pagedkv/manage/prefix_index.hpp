@@ -87,7 +87,7 @@ class BasicPrefixIndex {
   [[nodiscard]] Bytes extra(RunId x) const noexcept {
     return {extra_.data() + extra_place(x), (*runs_)[x].num_extra_bytes};
   }
-  /// Whether what the run hangs behind is still what it was.
+  /// Whether what the run follows is still what it was.
   [[nodiscard]] bool is_reachable(Run const& run) const noexcept {
     if (run.parent < 0) return run.parent != detached;
     return (*runs_)[run.parent].generation == run.parent_generation;
@@ -126,7 +126,7 @@ class BasicPrefixIndex {
     }
   }
 
-  /// Among the newest `max_partial_candidates` published blocks behind the first `blocks` of run
+  /// Among the newest `max_partial_candidates` published blocks after the first `blocks` of run
   /// `parent` (-1: first blocks of sequences) that begin with the same token, the one with the same
   /// extra keys that shares most leading tokens; ties: the newest.
   [[nodiscard]] PartialMatch find_partial(RunId parent, std::int32_t blocks, Tokens tokens,
@@ -158,8 +158,8 @@ class BasicPrefixIndex {
 
   // ---- publishing -------------------------------------------------------------------------------
 
-  /// `x`, whose tokens are complete, can be found behind `parent` from now on. Requires: nothing
-  /// equal is published behind it.
+  /// `x`, whose tokens are complete, can be found after `parent` from now on. Requires: nothing
+  /// equal is published after it.
   void publish(RunId x, RunId parent, Bytes extra) noexcept {
     Run& run = (*runs_)[x];
     ++size_;
@@ -178,12 +178,12 @@ class BasicPrefixIndex {
     }
     if (siblings_.in_use()) siblings_.link(*runs_, x);
   }
-  /// `x`, published behind `parent`, was used last.
+  /// `x`, published after `parent`, was used last.
   void use_last(RunId parent, RunId x) noexcept {
     RunId const before = std::exchange((*runs_)[parent].last_child, x);
     if (before >= 0 && before != x && !(*runs_)[before].has(Run::indexed)) insert(before);
   }
-  /// Run `h` was split off `x` and is found in its place; `x` is found behind it.
+  /// Run `h` was split off `x` and is found in its place; `x` is found after it.
   void split(RunId x, RunId h) noexcept {
     Run& run = (*runs_)[x];
     Run& head = (*runs_)[h];
@@ -207,17 +207,17 @@ class BasicPrefixIndex {
     run.parent_generation = head.generation;
     if (siblings_.in_use()) siblings_.link(*runs_, x);
   }
-  /// `x` isn't published any more, nor anything behind it.
+  /// `x` isn't published any more, nor anything that follows it.
   void erase(RunId x) noexcept {
     --size_;
     take_out(x);
   }
-  /// `x` can't be found any more, nor anything behind it; it stays published until it is erased.
+  /// `x` can't be found any more, nor what follows it; it stays published until it is erased.
   void detach(RunId x) noexcept {
     take_out(x);
     (*runs_)[x].parent = detached;
   }
-  /// What hangs behind `x` can't be found any more.
+  /// What follows `x` can't be found any more.
   void forget_children(RunId x) noexcept {
     Run& run = (*runs_)[x];
     ++run.generation;

@@ -64,7 +64,7 @@ class ExtraKeyTable {
     }
     return end;
   }
-  /// Empty for blocks without extra keys, and behind the prompt.
+  /// Empty for blocks without extra keys, and after the prompt.
   [[nodiscard]] std::span<std::byte const> block(std::int32_t j) const noexcept {
     auto const i = static_cast<std::size_t>(j);
     if (i + 1 >= offsets_.size()) return {};
@@ -109,10 +109,10 @@ class ExtraKeyTable {
 
   std::vector<std::byte> bytes_;
   std::vector<std::size_t> offsets_;
-  std::int32_t num_blocks_with_keys_ = 0;  ///< none behind them
+  std::int32_t num_blocks_with_keys_ = 0;  ///< none after them
 };
 
-/// What a look-up needs, owned by somebody else.
+/// What a look-up needs, owned by its caller.
 struct PromptView {
   std::span<TokenId const> tokens;
   ExtraKeyTable const* extra = nullptr;

@@ -4,7 +4,7 @@
 ///
 /// A run *grows* while one owner writes on, *splits* where a part of it is held, hit, truncated to,
 /// copied from or evicted, and *shrinks* from its end when it is evicted. All three are O(1). When
-/// it splits, the deeper part keeps the number, so that children, order and everybody's references
+/// it splits, the deeper part keeps the number, so that children, order and all references
 /// stay valid, and the head gets a new record.
 #pragma once
 
@@ -24,19 +24,19 @@ struct alignas(64) Run {
   enum Flag : std::uint16_t {
     published = 1U << 0,     ///< findable
     shared = 1U << 1,        ///< referenced by a second owner, once
-    waiting = 1U << 2,       ///< nobody references it; not yet free or idle
+    waiting = 1U << 2,       ///< no references; not yet free or idle
     held = 1U << 3,          ///< one block: an end of a copy
     copy_target = 1U << 4,   ///< one block: an untaken copy will fill it
-    leaves_first = 1U << 5,  ///< nobody comes back (Reuse::none)
+    leaves_first = 1U << 5,  ///< its content isn't wanted again (Reuse::none)
     has_twins = 1U << 6,     ///< of its blocks some may be in a ring of twins
-    orphan = 1U << 7,        ///< published, owned, and behind what was unpublished
+    orphan = 1U << 7,        ///< published, owned, and after what was unpublished
     indexed = 1U << 8,       ///< published: it is in the hash table
   };
 
   std::int32_t start;   ///< place of the first block
   std::int32_t length;  ///< blocks, at least 1
   std::uint32_t references;
-  std::uint32_t generation;  ///< rises when what hangs behind it can't be found any more
+  std::uint32_t generation;  ///< rises when what follows it can't be found any more
   RunId parent;              ///< published: what it follows; -1: nothing
   std::uint32_t parent_generation;
   RunId last_child;           ///< the findable one that was used last, or -1

@@ -19,7 +19,7 @@
 PAGEDKV_NAMESPACE_BEGIN
 
 /// The runs, at their places. Nothing allocates after construction, and no call fails: there are
-/// more places than blocks and rooms. What a run means is the business of the pool (who references
+/// more places than blocks and rooms. What a run means is the business of the pool (what references
 /// it) and of the index (what is in it).
 class RunTable : public PlaceTable {
  public:
@@ -59,7 +59,7 @@ class RunTable : public PlaceTable {
 
   // ---- laying blocks ----------------------------------------------------------------------------
 
-  /// Blocks that no run has get places behind `tail` (-1: anywhere) and one reference each. `tail`
+  /// Blocks that no run has get places after `tail` (-1: anywhere) and one reference each. `tail`
   /// itself grows if `grows` says that they would be all it is; else they make runs of their own.
   /// `room` is what the caller has in reserve; it may be exchanged for another. The first
   /// `num_clean` of them held nothing; the generation of the others rises.
@@ -114,7 +114,7 @@ class RunTable : public PlaceTable {
     flip_start(rest.start);
     return h;
   }
-  /// The first k blocks of `x` become the last ones of `p`, behind which they lie. `x` is gone if
+  /// The first k blocks of `x` become the last ones of `p`, after which they lie. `x` is gone if
   /// that was all of it. Requires: `p` ends where `x` starts.
   void move_front(RunId p, RunId x, std::int32_t k) noexcept {
     Run& run = (*this)[x];
@@ -140,7 +140,7 @@ class RunTable : public PlaceTable {
     detail::Extent none;
     dissolve(x, none);
   }
-  /// `room`, which may lie behind, is given back as well.
+  /// `room`, which may lie after it, is given back as well.
   PAGEDKV_ALWAYS_INLINE void dissolve(RunId x, detail::Extent& room) noexcept {
     Run const& run = (*this)[x];
     detail::Extent places{run.start, run.length};
@@ -202,7 +202,7 @@ class RunTable : public PlaceTable {
     flip_start(start);
     return x;
   }
-  /// Room for at least one block behind `tail`, or elsewhere: then it doesn't grow. Returns the
+  /// Room for at least one block after `tail`, or elsewhere: then it doesn't grow. Returns the
   /// first place.
   PAGEDKV_ALWAYS_INLINE std::int32_t make_room(RunId tail, std::int32_t needed,
                                                detail::Extent& room, bool& grows) noexcept {

@@ -47,7 +47,7 @@ class BasicSequence {
   [[nodiscard]] std::int32_t committed() const { return state().committed; }
   /// Tokens found when it was opened (a fork: what it took over).
   [[nodiscard]] std::int32_t cached() const { return state().cached; }
-  /// Positions behind `cached()` that were announced as computed elsewhere.
+  /// Positions after `cached()` that were announced as computed elsewhere.
   [[nodiscard]] std::int32_t external_tokens() const { return state().external; }
   [[nodiscard]] std::int32_t num_blocks() const { return state().num_blocks; }
   /// The block table: `[num_blocks()]`. Valid until the next non-const call on the cache or any of
@@ -98,7 +98,7 @@ class BasicSequence {
     core().commit(row_, n);
     detail::check(*core_);
   }
-  /// Forgets positions from n on. n may lie below `committed()`. Whole blocks behind n are
+  /// Forgets positions from n on. n may lie below `committed()`. Whole blocks after n are
   /// released, published ones stay findable; a published block cut in the middle is copied at the
   /// next write. Requires: n <= size(). Complexity: O(dropped blocks).
   void truncate(std::int32_t n) {
@@ -123,7 +123,7 @@ class BasicSequence {
   /// Releases with a hint about what comes next. O(blocks).
   void finish(Reuse reuse) && { release(reuse); }
 
-  /// Blocks that nobody else references: what releasing this sequence gives back. O(runs).
+  /// Blocks that no other row references: what releasing this sequence gives back. O(runs).
   [[nodiscard]] std::int32_t unshared_blocks() const { return core().unshared_blocks(row_); }
   /// Tokens in those blocks: what preempting this sequence costs at most. O(runs).
   [[nodiscard]] std::int32_t unshared_tokens() const { return core().unshared_tokens(row_); }

@@ -60,7 +60,7 @@ struct Stats {
   // Now. Blocks: free + idle + used + quarantined + retained = num_blocks.
   std::int32_t num_blocks = 0;   ///< all blocks of the pool
   std::int32_t free = 0;         ///< nothing findable in them; taken first
-  std::int32_t idle = 0;         ///< findable, owned by nobody; revived by a hit or evicted
+  std::int32_t idle = 0;         ///< findable, without owner; revived by a hit or evicted
   std::int32_t used = 0;         ///< referenced by a sequence or a pin
   std::int32_t quarantined = 0;  ///< released, but a step that is not over may still use it
   std::int32_t retained = 0;     ///< released, but a copy still reads or fills it

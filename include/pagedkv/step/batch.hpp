@@ -160,7 +160,7 @@ class BasicBatch {
     detail::check(*core_);
   }
 
-  /// Row `row` as it is now, [table_width()]; behind its end block 0.
+  /// Row `row` as it is now, [table_width()]; after its end block 0.
   void copy_row(std::int32_t row, std::span<std::int32_t> out) const {
     PAGEDKV_ASSERT(row >= 0 && row < num_sequences() && out.size() >= width(),
                    "copy_row: the row must exist and out hold table_width() elements");
@@ -170,7 +170,7 @@ class BasicBatch {
     std::fill(end, out.begin() + static_cast<std::ptrdiff_t>(width()), 0);
   }
   /// The whole table, as many rows as `out` holds: [max(num_sequences(), padding) or more,
-  /// table_width()]; rows that nobody has are block 0. Pass all rows that the device has: pending
+  /// table_width()]; rows without an entry are block 0. Pass all rows that the device has: pending
   /// moves and changes count as delivered, so a row left out keeps there what it had.
   void copy_table(std::span<std::int32_t> out) {
     drop_gone();
@@ -347,8 +347,8 @@ class BasicBatch {
     step.common_prefix_blocks = common;
     return now;
   }
-  /// The first entry with tokens. A new one is compared with everybody afresh; so is the one after
-  /// a survey without any, in which nobody was compared.
+  /// The first entry with tokens. A new one is compared with all others afresh; so is the one after
+  /// a survey without any, in which none was compared.
   std::size_t choose_base() {
     auto const base = std::find_if(entries_.begin(), entries_.end(),
                                    [](Entry const& e) { return e.query.count > 0; });
@@ -511,7 +511,7 @@ class BasicBatch {
   detail::LazyArray<std::int32_t> table_;  ///< what a device that followed every step has
   std::vector<std::int32_t> filled_;       ///< columns in use, a row
   std::vector<RowMove> moves_;
-  std::int32_t base_sequence_ = -1;  ///< whom the others are compared with
+  std::int32_t base_sequence_ = -1;  ///< the others are compared with it
   std::uint32_t base_generation_ = 0;
   std::uint64_t ended_ = 0;  ///< sequences that had ended when entries were last looked through
   std::size_t vacated_ = 0;  ///< rows from here on are empty in the table

@@ -49,7 +49,7 @@ class BlockStock : public RunStock<Policy> {
     Extent none;
     release(x, tick, none);
   }
-  /// `room`, which may lie behind, is given back as well.
+  /// `room`, which may lie after it, is given back as well.
   PAGEDKV_ALWAYS_INLINE void release(RunId x, std::uint64_t tick, Extent& room) {
     constexpr unsigned unusual = Run::copy_target | Run::orphan | Run::has_twins;
     Run const& run = runs_[x];
@@ -63,7 +63,7 @@ class BlockStock : public RunStock<Policy> {
 
   // ---- content ----------------------------------------------------------------------------------
 
-  /// The blocks of `own` bear the content of `x`, which nobody references, from now on.
+  /// The blocks of `own` bear the content of `x`, which has no reference, from now on.
   void succeed(RunId x, RunId own) {
     move_content(x, own);
     pool_.exchange(x, own);
@@ -79,7 +79,7 @@ class BlockStock : public RunStock<Policy> {
   }
   /// A twin that will be written into.
   void leave_ring(BlockId b) noexcept { rings_.leave(runs_.block_at(rings_.content(b)), b); }
-  /// No block is free for a copy and nobody else has the published block: its content goes, or a
+  /// No block is free for a copy and no other row has the published block: its content goes, or a
   /// twin bears it.
   void make_writable(BlockId b) {
     RunId const x = this->isolate(b);
@@ -88,8 +88,8 @@ class BlockStock : public RunStock<Policy> {
     unpublish(x);
     ++stats_.unpublished_blocks;
   }
-  /// All blocks of the published run `x` lose their content, and no twin bears it. If nobody
-  /// references it, it becomes free, or waits on.
+  /// All blocks of the published run `x` lose their content, and no twin bears it. Without
+  /// references it becomes free, or waits on.
   void unpublish(RunId x) {
     if (runs_[x].has(Run::has_twins)) dissolve_rings(x);
     this->forget(x);
@@ -107,7 +107,7 @@ class BlockStock : public RunStock<Policy> {
     unpublish(this->isolate(b));
     return Condemned::bearer;
   }
-  /// A run of somebody's row that follows a condemned block: it can't be found, and its twins don't
+  /// A run of a row that follows a condemned block: it can't be found, and its twins don't
   /// bear what others computed from good bytes. True if that is new.
   bool mark_orphan(RunId x) noexcept {
     Run& run = runs_[x];
@@ -122,7 +122,7 @@ class BlockStock : public RunStock<Policy> {
     pool_.forget_children(x);
     return true;
   }
-  /// Runs that nobody references and that hang behind what went lose their content. Returns their
+  /// Runs without references that follow what went lose their content. Returns their
   /// blocks. O(runs), once more for each turn that a lost path takes through the numbers of runs.
   std::int32_t drop_unreachable() {
     std::int32_t dropped = 0;
@@ -159,7 +159,7 @@ class BlockStock : public RunStock<Policy> {
     auto const blocks = runs_.blocks(x);
     return std::any_of(blocks.begin(), blocks.end(), [&](BlockId b) { return is_twin(b); });
   }
-  /// Nothing is findable any more, and nobody is a twin. O(pool).
+  /// Nothing is findable any more, and no block is a twin. O(pool).
   void unpublish_all() {
     this->for_each_run([&](RunId x) {
       if (runs_[x].has(Run::has_twins)) dissolve_rings(x);

@@ -27,12 +27,12 @@ class EventSource {
         hashes_(observer != nullptr ? static_cast<std::size_t>(runs.arena().end()) : 0) {}
 
   [[nodiscard]] bool is_heard() const noexcept { return observer_ != nullptr; }
-  /// Of published content. Requires: somebody listens.
+  /// Of published content. Requires: an observer listens.
   [[nodiscard]] Hash128 hash(std::int32_t place) const noexcept {
     return hashes_[static_cast<std::size_t>(place)];
   }
 
-  /// The content of `n` places from `first` on is findable now, behind that of the place `before`
+  /// The content of `n` places from `first` on is findable now, after that of the place `before`
   /// (0: none). `index`: a prefix index; `extra` keys the first block.
   template <class Index>
   void stored(RunTable const& runs, Index const& index, std::int32_t before, std::int32_t first,

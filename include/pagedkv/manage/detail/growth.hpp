@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /// \file
-/// What more positions take: the one formula behind `would_fit`, `blocks_needed` and `reserve`
+/// What more positions take: the one formula of `would_fit`, `blocks_needed` and `reserve`
 /// (contract 3).
 #pragma once
 
@@ -19,7 +19,7 @@ enum class Tail : std::uint8_t {
   write,              ///< nothing: only its owner has it
   leave_ring,         ///< it is a twin
   copy,               ///< others have it, or a step in flight reads it
-  copy_or_unpublish,  ///< it is published; nobody else has it
+  copy_or_unpublish,  ///< it is published; no other row has it
 };
 
 struct Growth {

@@ -2,7 +2,7 @@
 /// \file
 /// Places: room on the host for what the manager knows of one block (its token ids, its block's
 /// number). An arena hands out extents of neighbouring places, so that the blocks of one path lie
-/// side by side whatever their numbers are.
+/// side by side. Their numbers are arbitrary.
 ///
 /// Free extents hang in bins by the logarithm of their length and carry a note at both ends
 /// (boundary tags): taking, giving and joining neighbours are O(1), and nothing is allocated.
@@ -122,7 +122,7 @@ class PlaceArena {
   static int bin_of(std::int32_t length) noexcept {
     return 31 - std::countl_zero(static_cast<std::uint32_t>(length) | 1U);
   }
-  /// Whether a free extent begins or ends at `place`. Place 0 is nobody's.
+  /// Whether a free extent begins or ends at `place`. Place 0 belongs to no run.
   bool is_edge(std::int32_t place) const noexcept {
     return (edges_[at(place) / 64] >> (at(place) % 64) & 1) != 0;
   }

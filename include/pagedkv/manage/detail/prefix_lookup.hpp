@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /// \file
-/// What a prompt would hit, and what opening it would take: the one formula behind `match`,
+/// What a prompt would hit, and what opening it would take: the one formula of `match`,
 /// `admission`, `would_fit` and `open`.
 #pragma once
 
@@ -21,7 +21,7 @@ namespace detail {
 
 struct Hit {
   std::int32_t blocks = 0;  ///< full ones
-  std::int32_t idle = 0;    ///< of those, nobody's
+  std::int32_t idle = 0;    ///< of those, without owner
   std::int32_t tokens = 0;  ///< in all
   PartialMatch partial{};
   HitEnd end = HitEnd::no_block;

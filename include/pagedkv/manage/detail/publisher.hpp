@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 /// \file
 /// From final positions to findable blocks: run by run, one look-up for each. What isn't found is
-/// new, and so is all behind it; what is found is a twin for as long as the tokens agree.
+/// new, and so is all that follows it; what is found is a twin for as long as the tokens agree.
 #pragma once
 
 #include <algorithm>
@@ -31,7 +31,7 @@ class Publisher {
         adopts_(adopts),
         release_(release) {}
 
-  /// Deals with the full blocks below column `end`. A row publishes nothing behind a block that
+  /// Deals with the full blocks below column `end`. A row publishes nothing after a block that
   /// can't be found. O(new full blocks).
   void publish(std::int32_t end) {
     std::int32_t j = std::exchange(state_.published_blocks, end);

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 /// \file
-/// Runs that nobody references and that can't be had yet: a step in flight may still use them, a
-/// copy still reads or fills them, or what hangs behind them waits itself (contracts 10, 11).
+/// Runs without references that can't be had yet: a step in flight may still use them, a
+/// copy still reads or fills them, or what follows them waits itself (contracts 10, 11).
 ///
 /// They leave by stamp, equal stamps in order of arrival. One list holds all, sorted; the last run
 /// of each stamp names the last run of the stamp before it (`jump`), so that a place in the list is
@@ -30,12 +30,12 @@ class Quarantine {
 
   [[nodiscard]] std::int32_t num_blocks() const noexcept { return num_blocks_; }
   [[nodiscard]] RunId front() const noexcept { return list_.front(); }
-  /// Findable runs behind `x` that wait.
+  /// Findable runs after `x` that wait.
   [[nodiscard]] std::int32_t waiting_children(RunId x) const noexcept {
     return waiting_children_[static_cast<std::size_t>(x)];
   }
 
-  /// A parent never leaves before what waits behind it: the stamps of all ancestors are raised
+  /// A parent never leaves before what waits after it: the stamps of all ancestors are raised
   /// along. O(ticks in flight), and ancestors of lower stamps.
   void enlist(RunTable& runs, RunId x, std::uint64_t stamp) noexcept {
     RunId const back = list_.back();
@@ -83,7 +83,7 @@ class Quarantine {
     if (!runs[x].has(Run::waiting)) return;
     if (RunId const p = parent(runs, x); p >= 0) --count(p);
   }
-  /// What hangs behind `x` can't be found any more.
+  /// What follows `x` can't be found any more.
   void forget_children(RunId x) noexcept { count(x) = 0; }
 
   /// In order of arrival: from now to the end of the open step, released blocks that were ever
@@ -136,7 +136,7 @@ class Quarantine {
       if (waits) insert(runs, x);
     }
   }
-  /// Whether a child waits that doesn't leave now: one that leaves first stands behind its parent.
+  /// Whether a child waits that doesn't leave now: one that leaves first stands after its parent.
   /// O(waiting runs), and rare.
   PAGEDKV_NEVER_INLINE bool waits_for_another(RunTable const& runs, RunId x,
                                               std::uint64_t reclaimed) const noexcept {
@@ -147,7 +147,7 @@ class Quarantine {
     return false;
   }
   std::int32_t& count(RunId x) noexcept { return waiting_children_[static_cast<std::size_t>(x)]; }
-  /// The run that `x` is findable behind, or -1.
+  /// The run after which `x` is findable, or -1.
   static RunId parent(RunTable const& runs, RunId x) noexcept {
     Run const& run = runs[x];
     if (!run.has(Run::published) || run.parent < 0) return -1;

@@ -81,7 +81,7 @@ class RunStock {
 
   // ---- taking -----------------------------------------------------------------------------------
 
-  /// New blocks behind `tail` (-1: anywhere), which grows if only its owner ever had it. Requires:
+  /// New blocks after `tail` (-1: anywhere), which grows if only its owner ever had it. Requires:
   /// they are available. O(blocks).
   PAGEDKV_ALWAYS_INLINE void allocate_behind(RunId tail, std::span<BlockId> out, Extent& room) {
     if (out.size() == 1 && pool_.num_free() != 0) {  // one more block of a running sequence
@@ -96,14 +96,14 @@ class RunStock {
   }
   /// Nobody comes back for it.
   void mark_unwanted(RunId x) noexcept { runs_[x].set(Run::leaves_first); }
-  /// The next look-up behind `parent` (-1: nothing to say) tries `child` first.
+  /// The next look-up after `parent` (-1: nothing to say) tries `child` first.
   void used_last(RunId parent, RunId child) noexcept {
     if (parent >= 0 && runs_[parent].last_child != child) index_.use_last(parent, child);
   }
 
   // ---- content ----------------------------------------------------------------------------------
 
-  /// The content of the first n blocks of `x` is findable behind `parent` now; returns the run that
+  /// The content of the first n blocks of `x` is findable after `parent` now; returns the run that
   /// it ends.
   RunId publish(RunId x, RunId parent, std::int32_t n, Bytes extra) {
     std::int32_t const first = runs_[x].start;
@@ -119,7 +119,7 @@ class RunStock {
     events_.stored(runs_, index_, before, first, n, extra);
     return x;
   }
-  /// All blocks of the published run `x` lose their content. If nobody references it, it becomes
+  /// All blocks of the published run `x` lose their content. If it has no reference, it becomes
   /// free, or waits on. Requires: none of them has a twin.
   void forget(RunId x) {
     forget_blocks(x, runs_[x].length);
@@ -138,7 +138,7 @@ class RunStock {
     for_each_run([&](RunId x) { pool_.unpublish(x); });
     events_.cleared();
   }
-  /// Whether what somebody owns can be found, so that more may be published behind it.
+  /// Whether an owned run can be found, so that more may be published after it.
   [[nodiscard]] bool may_be_followed(RunId owned) const noexcept {
     return (runs_[owned].flags & (Run::published | Run::orphan)) == Run::published;
   }

@@ -166,8 +166,8 @@ class SequenceRows {
     if (!run_of(row[keep - 1]).has(Run::shared)) stock_.mark_shared(stock_.isolate(row[keep - 1]));
     sequences_.state(r).left_children = true;
   }
-  /// Releases the deepest blocks that nobody else ever used and no copy holds, so that they go
-  /// before all idle ones, deepest first.
+  /// Releases the deepest blocks that no other sequence ever used and no copy holds, so that they
+  /// go before all idle ones, deepest first.
   PAGEDKV_NEVER_INLINE void release_unwanted(std::int32_t r) {
     BlockId const* const row = sequences_.columns(r);
     std::int32_t end = sequences_.state(r).num_blocks;
@@ -181,7 +181,7 @@ class SequenceRows {
       Run const& run = runs()[runs().run_at_edge(row[first - 1])];
       constexpr unsigned mask = Run::published | Run::shared | Run::held | Run::orphan;
       if (run.references != 1 || (run.flags & mask) != Run::published) break;
-      if (run.num_children > (first == end ? 0 : 1)) break;  // others hang behind it
+      if (run.num_children > (first == end ? 0 : 1)) break;  // other runs follow it
       first -= run.length;
     }
     if (first == end) return;
@@ -214,7 +214,7 @@ class SequenceRows {
       visit(x);
     }
   }
-  /// Blocks that nobody else references. O(runs).
+  /// Blocks that no other row references. O(runs).
   [[nodiscard]] std::int32_t unshared_blocks(std::int32_t r) const noexcept {
     std::int32_t n = 0;
     for_each_run(sequences_.blocks(r),
@@ -233,7 +233,7 @@ class SequenceRows {
     return n;
   }
   /// Rows whose path is broken have runs that can't be found any more. O(runs of all rows), as
-  /// often as one row's twins hang behind what another row shows to be lost.
+  /// often as one row's twins follow what another row shows to be lost.
   void mark_orphans() noexcept {
     while (mark_orphans(sequences_) || mark_orphans(pins_)) {
     }

@@ -36,7 +36,7 @@ struct SequenceState {
   std::uint32_t epoch = 0;
   std::uint32_t generation = 0;  ///< of the row: odd while a handle is alive
   bool publishes = false;
-  bool left_children = false;  ///< a published block behind its row may still be somewhere
+  bool left_children = false;  ///< a published block after its row may still be somewhere
   /// The place of the last block while it has room, if it is known that only this sequence has it;
   /// else 0 (in a full block it means nothing). Spares the common append three dependent cache
   /// misses (the row, the block's place, its run).
@@ -88,7 +88,7 @@ class SequenceTable {
   [[nodiscard]] BlockId tail(std::int32_t r) const noexcept {
     return tables_.row(r)[state(r).num_blocks - 1];
   }
-  /// Free places that the row keeps behind its last block.
+  /// Free places that the row keeps after its last block.
   [[nodiscard]] Extent& room(std::int32_t r) noexcept { return rooms_[at(r)]; }
   [[nodiscard]] Extent const& room(std::int32_t r) const noexcept { return rooms_[at(r)]; }
   [[nodiscard]] std::shared_ptr<ExtraKeyTable const>& extra(std::int32_t r) noexcept {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /// \file
-/// Published runs behind one parent whose first blocks begin with the same token, newest first: the
+/// Published runs after one parent whose first blocks begin with the same token, newest first: the
 /// candidates of a partial hit.
 #pragma once
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /// \file
-/// The full recount behind `KvCache::verify`: every counter, flag and list is derived again from
+/// The full recount of `KvCache::verify`: every counter, flag and list is derived again from
 /// the block tables, the pins and the copies, and compared.
 #pragma once
 
@@ -89,7 +89,7 @@ class Verifier {
                 !run->has(Run::published) && !stock_.is_twin(row.back()),
             "a remembered tail is the row's last block, and nobody else has it");
   }
-  /// A row is made of whole runs, each behind the content of the one before.
+  /// A row is made of whole runs, each after the content of the one before.
   void walk_row(std::span<BlockId const> row) {
     RunId before = -1;
     for (std::size_t j = 0; j < row.size();) {

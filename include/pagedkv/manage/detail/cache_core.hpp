@@ -292,9 +292,10 @@ class CacheCore : public PromptVerbs<Policy> {
       return Unexpected{Errc::never_fits};
     }
     auto const n = static_cast<std::int32_t>(new_ids.size());
-    auto const grown = grow(r, n);
-    if (grown) rows_.set_ids(r, grown->first, new_ids);
-    return grown;
+    std::int32_t const first = state(r).size;
+    if (auto const grown = grow(r, n); !grown) return grown;
+    rows_.set_ids(r, first, new_ids);
+    return TokenRange{first, n};
   }
 
   void check_block([[maybe_unused]] BlockId b, [[maybe_unused]] char const* rule) const {

@@ -24,6 +24,8 @@ TEMPLATE_TEST_CASE("contract 5: a block is found after its own parent only", "",
   CHECK(cached_tokens(cache, c + x + b + end) == 4);
   CHECK(cached_tokens(cache, x + b + end) == 0);
   CHECK(cached_tokens(cache, a + b + end) == 4);
+  // X and B are one run: its first block doesn't speak for the others.
+  CHECK(cached_tokens(cache, a + x + c + end) == 8);
   // The right ones are still found.
   CHECK(cached_tokens(cache, a + x + b + end) == 12);
   CHECK(cached_tokens(cache, c + y + end) == 8);

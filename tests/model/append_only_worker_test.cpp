@@ -349,24 +349,32 @@ class Engine {
   std::uint64_t last_id_ = 0;
 };
 
+constexpr int steps_of_one = 120;
+
 struct Outcome {
-  std::int64_t positions = 0;
+  std::int64_t steps = 0;
+  std::int64_t positions = 0;  ///< that were read
+  std::uint64_t last_seed = 0;
   std::string mismatch;
 };
 
-Outcome run_engines(kv::Twins twins, kv::Reclaim reclaim, std::int64_t positions) {
+Outcome run_engines(kv::Twins twins, kv::Reclaim reclaim, RunLimits const& limits) {
   ThrowOnMisuse const guard;
+  Clock const clock;
   Outcome out;
   std::int64_t preemptions = 0;
   kv::Stats sum;
-  for (std::uint64_t seed = 1; out.positions < positions; ++seed) {
+  for (std::uint64_t seed = limits.first_seed;
+       out.steps < limits.steps && clock.seconds() < limits.seconds; ++seed) {
+    out.last_seed = seed;
     Engine engine(twins, reclaim, seed);
     try {
-      engine.run(120);
+      engine.run(steps_of_one);
     } catch (Mismatch const& m) {
       out.mismatch = join("seed ", seed, ": ", m.what());
       return out;
     }
+    out.steps += steps_of_one;
     out.positions += engine.positions();
     preemptions += engine.preemptions;
     add(sum, engine.stats());
@@ -380,15 +388,23 @@ Outcome run_engines(kv::Twins twins, kv::Reclaim reclaim, std::int64_t positions
   return out;
 }
 
+void check_engines(char const* name, kv::Reclaim reclaim) {
+  RunLimits const limits = RunLimits::from_environment(1);
+  auto const out = run_engines(kv::Twins::keep, reclaim, limits);
+  print_run(name, out.steps, limits.first_seed, out.last_seed, !out.mismatch.empty());
+  CHECK(out.mismatch == "");
+}
+
 }  // namespace
 
 TEST_CASE("Twins::keep: a worker that is told of appends only reads the right text") {
-  CHECK(run_engines(kv::Twins::keep, kv::Reclaim::stream_ordered, 5'000'000).mismatch == "");
+  check_engines("worker, stream_ordered", kv::Reclaim::stream_ordered);
 }
 TEST_CASE("Twins::keep: a worker that is told of appends only, with steps in flight") {
-  CHECK(run_engines(kv::Twins::keep, kv::Reclaim::deferred, 5'000'000).mismatch == "");
+  check_engines("worker, deferred", kv::Reclaim::deferred);
 }
 TEST_CASE("Twins::adopt: a worker that is told of appends only reads another text") {
-  CHECK(run_engines(kv::Twins::adopt, kv::Reclaim::stream_ordered, 5'000'000).mismatch != "");
-  CHECK(run_engines(kv::Twins::adopt, kv::Reclaim::deferred, 5'000'000).mismatch != "");
+  RunLimits const limits{.steps = 20'000};
+  CHECK(run_engines(kv::Twins::adopt, kv::Reclaim::stream_ordered, limits).mismatch != "");
+  CHECK(run_engines(kv::Twins::adopt, kv::Reclaim::deferred, limits).mismatch != "");
 }

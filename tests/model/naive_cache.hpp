@@ -300,7 +300,8 @@ class NaiveCache : public NaivePool {
     int n = 0;
     bool any = false;
     for (int const b : list) {
-      if (at(b).twin_of >= 0) {
+      // A ring whose content is lost is dissolved late here; it means nothing any more.
+      if (at(b).twin_of >= 0 && content.is_findable(at(b).twin_of)) {
         leave_ring(b);
         for (auto const& row : rows) lose_behind(row, b);
         any = true;

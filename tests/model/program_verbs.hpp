@@ -490,11 +490,13 @@ template <class Policy>
 void Program<Policy>::use_until_transferred(Live const& s, int keep) {
   int const end = s.model.cached + s.model.external;
   if (!model_.deferred() || s.model.external == 0 || s.model.committed >= end) return;
-  for (int j = std::max(keep, s.model.cached / config_.block_tokens);
+  // What is committed has arrived.
+  int const begin = std::max(s.model.cached, s.model.committed);
+  for (int j = std::max(keep, begin / config_.block_tokens);
        j < std::min(int(s.model.blocks.size()), model_.blocks_of(end)); ++j) {
     int const first = j * config_.block_tokens;
     device_.use(model_.open_tick, s.model.uid, s.model.blocks[std::size_t(j)],
-                std::min(config_.block_tokens, end - first), std::max(0, s.model.cached - first));
+                std::min(config_.block_tokens, end - first), std::max(0, begin - first));
   }
 }
 

@@ -11,6 +11,7 @@
 #include <cstdio>
 #include <cstring>
 #include <ctime>
+#include <numeric>
 #include <random>
 #include <span>
 #include <string>
@@ -149,7 +150,7 @@ void write_kv(benchmark::State& state, WriteCase const& c) {
 /// The same conversion written for AVX-512 and for nothing else: contiguous rows, no slots.
 void by_hand_fp8(benchmark::State& state) {
   if (!by_hand::is_supported()) return state.SkipWithError("needs AVX-512");
-  std::int64_t const count = 2 * 64 * num_kv_heads * 128;
+  std::int64_t const count = std::int64_t{2 * 64 * 128} * num_kv_heads;
   auto const rows = random_rows<std::uint16_t>(Element::bf16, count);
   std::vector<std::uint8_t> out(rows.size());
   float const inv = 1.0F / 0.0173F;
@@ -181,23 +182,22 @@ void decode_attention(benchmark::State& state, AttentionCase const& c) {
   for (std::size_t i = 0; i < table.size(); ++i) table[i] = static_cast<std::int32_t>(i);
   std::shuffle(table.begin(), table.end(), std::mt19937(5));
   std::int64_t const heads = std::int64_t{num_kv_heads} * dim;
-  auto const rows = random_rows<float>(Element::f32, block_tokens * 64 * heads);
+  auto const rows = random_rows<float>(Element::f32, std::int64_t{64} * block_tokens * heads);
   for (std::size_t b = 0; b < table.size(); ++b) {
-    std::vector<kv::Slot> slots;
-    for (std::int32_t i = 0; i < block_tokens; ++i) {
-      slots.push_back(kv::Slot{table[b]} * block_tokens + i);
-    }
+    std::vector<kv::Slot> slots(static_cast<std::size_t>(block_tokens));
+    std::iota(slots.begin(), slots.end(), kv::Slot{table[b]} * block_tokens);
     float const* const data =
         rows.data() + static_cast<std::int64_t>(b % 63) * block_tokens * heads;
     kv::cpu::write_kv(storage.view(), 0, {data, Element::f32, heads, dim},
                       {data + heads, Element::f32, heads, dim}, slots);
   }
   std::int32_t const q_heads = num_kv_heads * c.group;
-  auto const q = random_rows<float>(Element::f32, std::int64_t{q_heads} * dim);
+  std::int64_t const q_row = std::int64_t{q_heads} * dim;
+  auto const q = random_rows<float>(Element::f32, q_row);
   std::vector<float> out(q.size());
   std::int32_t const indptr[] = {0, num_blocks};
   kv::cpu::AttentionBatch const batch{indptr, table, std::span(&c.context, 1)};
-  kv::cpu::Queries const queries{q.data(), out.data(), q_heads, q_heads * dim, q_heads * dim};
+  kv::cpu::Queries const queries{q.data(), out.data(), q_heads, q_row, q_row};
   kv::cpu::AttentionOptions const options{.softmax_scale = 1.0F / std::sqrt(128.0F)};
 
   BestLap lap;

@@ -160,7 +160,7 @@ struct RopeTables {
     for (std::int32_t p = 0; p < max_position; ++p) {
       for (std::int32_t j = 0; j < half; ++j) {
         double const angle = p * std::pow(10000.0, -static_cast<double>(j) / half);
-        auto const at = static_cast<std::size_t>(p * head_dim + j);
+        auto const at = static_cast<std::size_t>(p) * head_dim + static_cast<std::size_t>(j);
         floats[at] = static_cast<float>(std::cos(angle));
         floats[at + half] = static_cast<float>(std::sin(angle));
       }
@@ -340,7 +340,7 @@ void calibrate_amax(benchmark::State& state, std::int64_t tokens) {
   std::vector<std::uint16_t> const v_rows(k_rows.rbegin(), k_rows.rend());
   DeviceArray<std::uint16_t> const k(k_rows, stream);
   DeviceArray<std::uint16_t> const v(v_rows, stream);
-  DeviceArray<float> const amax(std::vector<float>(2 * num_kv_heads), stream);
+  DeviceArray<float> const amax(std::vector<float>(std::size_t{2} * num_kv_heads), stream);
   kv::cuda::AmaxTable const table{
       amax.data(), amax.data() + num_kv_heads, 1, num_kv_heads, head_dim, head_dim};
   std::size_t needed = 0;
@@ -351,7 +351,7 @@ void calibrate_amax(benchmark::State& state, std::int64_t tokens) {
     kv::cuda::AmaxStep const step{rows_at(k.data() + first), rows_at(v.data() + first), tokens};
     return kv::cuda::calibrate_amax(table, 0, step, workspace.data(), needed, s);
   });
-  std::vector<float> want(2 * num_kv_heads);
+  std::vector<float> want(std::size_t{2} * num_kv_heads);
   for (std::size_t i = 0; i < k_rows.size(); ++i) {
     auto const head = i / head_dim % num_kv_heads;
     float& of_k = want[head];

@@ -388,6 +388,30 @@ TEST_CASE("contract 10: deferred, finish(none) leaves in front, deepest first, a
   CHECK(cache.verify());
 }
 
+TEST_CASE("contract 10: deferred, finish(none) puts no parent first that waits longer") {
+  auto config = small_pool(5);
+  config.reclaim = kv::Reclaim::deferred;
+  kv::KvCache cache(config);
+  Tokens const prompt = count_from(0, 8), branch = count_from(0, 4) + count_from(50, 4);
+  auto owner = cache.open(SequenceId{1}, prompt);
+  auto other = cache.open(SequenceId{2}, branch);
+  fill(cache, *owner, prompt);
+  fill(cache, *other, branch);  // a twin of the parent, and another child of it
+  other->used_by(cache.open_tick());
+  kv::BlockId const child = other->blocks()[1];
+  other->truncate(2);
+  REQUIRE(other->append(Tokens{9}).has_value());
+  CHECK(cache.evict({&child, 1}) == 1);
+  std::move(*owner).finish(kv::Reuse::none);  // its parent waits for the other child's step
+  CHECK(cache.stats().idle == 1);
+  cache.reclaim(cache.end_step());
+  CHECK(cache.stats().idle == 2);
+  CHECK(cache.verify());
+  auto const taken = cache.open(SequenceId{3}, count_from(90, 12), {.reserve = 12});
+  REQUIRE(taken.has_value());  // two free blocks and an idle one
+  CHECK(cached_tokens(cache, prompt + Tokens{99}) == 4);
+}
+
 TEST_CASE("contract 11: a fence stays with the block when content moves to it") {
   auto config = small_pool(4);
   config.reclaim = kv::Reclaim::deferred;

@@ -495,10 +495,16 @@ class NaiveCache : public NaivePool {
     std::int64_t const node = content_of(b);
     return at(b).refs == 1 && (node < 0 || !content.is_findable(node));
   }
+  [[nodiscard]] std::uint64_t fence_of(NaiveSequence const& s, int j) const {
+    std::uint64_t const tick = std::max(at(s.blocks[std::size_t(j)]).stamp, release_tick(s));
+    return tick > reclaimed ? tick : 0;
+  }
   /// Nobody else used it, and nothing of others hangs behind it: behind a twin of it, that is.
   [[nodiscard]] bool is_unwanted(NaiveSequence const& s, int j, int end) const {
     NaiveBlock const& block = at(s.blocks[std::size_t(j)]);
     if (block.refs != 1 || block.node < 0 || block.shared || block.holds > 0) return false;
+    bool const leaves_later = deferred() && j + 1 < end && fence_of(s, j) > fence_of(s, j + 1);
+    if (leaves_later) return false;
     auto const& children = content.children_of(block.node);
     return std::all_of(children.begin(), children.end(), [&](std::int64_t child) {
       return j + 1 < end && content.at(child).block == s.blocks[std::size_t(j + 1)];

@@ -177,11 +177,15 @@ class SequenceRows {
       if (stock_.has_a_twin(x)) return;
     }
     std::int32_t first = end;
+    std::uint64_t leaves = UINT64_MAX;  // the step after which the run that follows leaves
     while (first > 0) {
       Run const& run = runs()[runs().run_at_edge(row[first - 1])];
       constexpr unsigned mask = Run::published | Run::shared | Run::held | Run::orphan;
       if (run.references != 1 || (run.flags & mask) != Run::published) break;
       if (run.num_children > (first == end ? 0 : 1)) break;  // other runs follow it
+      // Others used its content, and it leaves later.
+      if (deferred_ && fence_of(r, run) > leaves) break;
+      leaves = fence_of(r, run);
       first -= run.length;
     }
     if (first == end) return;
@@ -255,6 +259,11 @@ class SequenceRows {
       if (!use_is_told_ || is_filled_elsewhere) return stock_.pool().open_tick();
     }
     return s.used_tick > stock_.pool().reclaimed_tick() ? s.used_tick : 0;
+  }
+  /// The step that the run would wait for if row `r` gave it back now; 0: none.
+  [[nodiscard]] std::uint64_t fence_of(std::int32_t r, Run const& run) const noexcept {
+    std::uint64_t const tick = std::max(run.stamp, release_tick(sequences_.state(r)));
+    return tick > stock_.pool().reclaimed_tick() ? tick : 0;
   }
   bool mark_orphans(SequenceTable const& table) noexcept {
     bool any = false;

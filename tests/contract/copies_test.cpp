@@ -81,7 +81,7 @@ TEST_CASE("contract 8: both ends of a copy are held until the step that took it 
       dst = fork->blocks()[0];
       REQUIRE(cache.take_copies().size() == 1);
     }
-    // Nobody owns the two ends any more; the step's copy still reads and fills them.
+    // The two ends have no owner any more; the step's copy still reads and fills them.
     CHECK(cache.available_blocks() == 2);
     CHECK(cache.incoming_blocks() == 2);
     auto hungry = cache.open(SequenceId{3}, count_from(50, 8), {.reserve = 8});

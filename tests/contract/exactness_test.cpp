@@ -17,7 +17,7 @@ TEMPLATE_TEST_CASE("contract 5: a block is found after its own parent only", "",
                c = count_from(30, 4), y = count_from(40, 4), end{99};
   leave_cached(cache, 1, a + x + b);
   leave_cached(cache, 2, c + y);
-  // Others behind the same parents: more than the child that was used last is looked through.
+  // Others after the same parents: more than the child that was used last is looked through.
   leave_cached(cache, 4, a + count_from(50, 4));
   leave_cached(cache, 5, c + count_from(60, 4));
   // C-X-B shares no prefix with A-X-B, however much the hashes agree.

@@ -33,7 +33,7 @@ TEST_CASE("contract 13: what a block copy moves includes the scales") {
 TEST_CASE("contract 14: slots beyond 2^31 are exact and padding is -1") {
   static_assert(std::is_same_v<kv::Slot, std::int64_t>);
   static_assert(kv::padding_slot == -1);
-  // 33,000 blocks of 65,536 slots: the test asks the function behind the verb.
+  // 33,000 blocks of 65,536 slots: the test asks the function that the verb calls.
   std::vector<kv::BlockId> row{kv::BlockId{32999}, kv::BlockId{32768}};
   std::vector<kv::Slot> slots(3);
   kv::write_slots(kv::detail::BlockShape(65536), row, {65535, 3}, slots.data());

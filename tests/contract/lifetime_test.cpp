@@ -96,7 +96,7 @@ TEST_CASE("contract 10: match, would_fit and admission are no use of a block") {
 
 namespace {
 
-/// Takes all blocks one by one; whatever goes, no block may survive the one before it.
+/// Takes all blocks one by one; at no time may a block survive the one before it.
 void require_tail_first(kv::KvCache& cache, Ids const& table) {
   std::vector<kv::Sequence> holders;
   while (!first_taken(cache, holders, table).is_null()) {

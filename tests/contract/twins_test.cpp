@@ -245,7 +245,7 @@ TEST_CASE("contract 9: a twin that is written into leaves, and needs no block fo
   CHECK(b.blocks_needed(2) == 0);
   CHECK(b.would_fit(2));
   REQUIRE(b.append(Tokens{70, 71}).has_value());
-  CHECK(b.blocks()[0] == twin);  // nobody else has it: written in place
+  CHECK(b.blocks()[0] == twin);  // no other row has it: written in place
   CHECK(cache.take_copies().empty());
   b.commit(4);
   CHECK(cached_tokens(cache, Tokens{0, 1, 70, 71, 9}) == 4);
@@ -443,7 +443,7 @@ TEST_CASE("contract 9: no twin of a block that was unpublished bears its content
     CHECK(bearing(cache, twins) == std::vector{false, false});
     a.reset();
     CHECK(cached_tokens(cache, count_from(0, 9)) == 0);
-    // The second block followed the bad one: its content goes with it, and moves to nobody as
+    // The second block followed the bad one: its content goes with it, and moves to no block as
     // something that can be found.
     b.reset();
     CHECK(cached_tokens(cache, count_from(0, 9)) == 0);
@@ -460,7 +460,7 @@ TEST_CASE("contract 9: no twin of a block that was unpublished bears its content
     CHECK(cached_tokens(cache, count_from(0, 9)) == 8);
     CHECK(cache.stats().idle == 1);
   }
-  SECTION("the bearer is bad, and nobody owns it any more") {
+  SECTION("the bearer is bad, and has no owner any more") {
     a.reset();
     CHECK(bearing(cache, twins) == std::vector{true, true});
     b.reset();

@@ -256,7 +256,7 @@ TEST_CASE("contract 6: pinned blocks are unpublished like owned ones") {
     auto const pin = cache.pin(cache.hash(count_from(0, 8)));
     REQUIRE(pin.has_value());
     CHECK(cache.unpublish(Ids{pin->blocks()[0]}) == 1);
-    // The third block is nobody's, the second one the pin's.
+    // The third block has no owner, the second one belongs to the pin.
     CHECK(watch.removed == 2);
     CHECK(cache.stats().used == 2);
     CHECK(cached_tokens(cache, count_from(0, 13)) == 0);

@@ -28,7 +28,7 @@ namespace {
 struct Row {
   std::uint64_t id = 0;
   int keep = 0;           ///< leading blocks of what the worker has
-  std::vector<int> more;  ///< behind them
+  std::vector<int> more;  ///< after them
   kv::TokenRange query;
   std::vector<std::uint64_t> texts;  ///< of the positions up to the end of the query
 };
@@ -176,7 +176,7 @@ class Engine {
     r->id = ++last_id_;
     return r;
   }
-  /// The next token of the answer: equal texts go on alike, but for those that are sampled.
+  /// The next token of the answer: equal texts go on alike, except those that are sampled.
   void say(Request& r) const {
     std::uint64_t const text = mix(r.tokens.size() / 3, std::uint64_t(r.tokens.back()));
     r.tokens.push_back(kv::TokenId(mix(text, r.salt) % std::uint64_t(alphabet_)));
@@ -220,7 +220,7 @@ class Engine {
       if (choices_.one_in(6)) branch(*running_.back());
     }
   }
-  /// A second sample of a prompt that is cached as a whole, but for its last token.
+  /// A second sample of a prompt that is cached as a whole, except its last token.
   void branch(Request& from) {
     if (int(running_.size()) == config_.max_sequences || from.accepted == 0) return;
     from.sequence->truncate(from.accepted);
@@ -320,7 +320,7 @@ class Engine {
     bool const done = int(r.tokens.size()) >= r.length && r.accepted == int(r.tokens.size());
     if (done || choices_.one_in(40)) finish(r, kv::Reuse::likely);
   }
-  /// The worker is behind the engine, or in what it reads again before a step is reclaimed.
+  /// The worker runs steps late, or at once and reads again before a step is reclaimed.
   void end_step() {
     std::uint64_t const tick = cache_.end_step().value();
     bool const behind = !reads_again_ && tick <= std::uint64_t(lag_);

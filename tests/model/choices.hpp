@@ -21,8 +21,8 @@ class Choices {
  public:
   static Choices from_seed(std::uint64_t seed) {
     Choices c;
-    // Mixed: a state is one increment behind the next one, so that seeds that count up would all
-    // draw from one sequence, each a draw later.
+    // Mixed: the next state is one increment more, so that seeds that count up would all draw from
+    // one sequence, each one draw later.
     c.state_ = mixed(seed * increment + 0x1234567ULL);
     c.source_ = Source::seed;
     return c;

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 /// \file
-/// The device on paper: what stands in each slot, and which steps still use it. A worker lags
-/// behind: until a step is reclaimed (stream_ordered: ended), what it reads must stay as it was
-/// when the step was built. Only a sequence's own later writes are ordered by its engine.
+/// The device on paper: what stands in each slot, and which steps still use it. A worker
+/// lags: until a step is reclaimed (stream_ordered: ended), what it reads must stay as it was when
+/// the step was built. Only a sequence's own later writes are ordered by its engine.
 #pragma once
 
 #include <algorithm>
@@ -19,7 +19,7 @@ namespace pagedkv::testing {
 class Device {
  public:
   static constexpr std::uint64_t garbage = 0xDEAD;
-  /// Uses by nobody's sequence: the source of a copy.
+  /// Uses by no sequence: the source of a copy.
   static constexpr std::uint64_t no_sequence = 0;
 
   Device(int num_blocks, int block_tokens, Reclaim reclaim)
@@ -43,13 +43,13 @@ class Device {
     }
     cells_[index(block, offset)] = value;
   }
-  /// The block takes new content: it holds nothing of use, and nobody may use it any more.
+  /// The block takes new content: it holds nothing of use, and no step may use it any more.
   void hand_out(int block) {
     auto const& uses = uses_[std::size_t(block)];
     if (!uses.empty()) report(block, uses.front(), "handed out");
     fill(block, garbage);
   }
-  /// A new block is zeroed; those who own it have written nothing of use yet. One that was given
+  /// A new block is zeroed; its owners have written nothing of use yet. One that was given
   /// back since will never be read.
   void zero(int block, std::vector<std::uint64_t> const& owners) {
     auto& uses = uses_[std::size_t(block)];

@@ -5,7 +5,7 @@
 ///
 /// Without `Options::allow_twins` no commit publishes what is findable already. The program asks
 /// before each commit (`match` of the row's own tokens) and, if the next block would be a twin,
-/// stops short of it or gives one of its uncommitted positions a token that nobody else has.
+/// stops short of it or gives one of its uncommitted positions a token that no other row has.
 #pragma once
 
 #include <algorithm>
@@ -436,7 +436,7 @@ class Program {
     int const all = known(*s);
     int n = choices_.one_in(4) ? choices_.between(0, all) : all;
     n = avoid_twin(*s, n, true);
-    // Only a tail with committed positions can be the target of a copy that nobody has taken.
+    // Only a tail with committed positions can be the target of an untaken copy.
     if (n > committed(*s) && (committed(*s) % drawn_.block_tokens != 0 || choices_.one_in(3))) {
       take_copies();
     }
@@ -724,7 +724,7 @@ class Program {
       publishing.emplace_back(s.get(), column);
     }
   }
-  /// A step as an engine does it: everybody gets a token or a few, then the next step is open.
+  /// A step as an engine does it: each sequence gets some tokens, then the next step is open.
   void serve() {
     note("serve");
     begin_batch();

@@ -76,7 +76,7 @@ struct OracleSystem {
   static char const* broken(Cache const&) { return nullptr; }
 };
 
-/// Lists of numbers: what is compared, whatever it was.
+/// A list of numbers: the form of all that is compared.
 using Words = std::vector<std::int64_t>;
 
 template <class... Numbers>

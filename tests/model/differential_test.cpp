@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The library does what version 0.1 did, wherever it isn't meant to differ.
+// The library does what version 0.1 did, except where it is meant to differ.
 #include "differential_run.hpp"
 
 using namespace pagedkv::testing::differential;

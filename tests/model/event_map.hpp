@@ -97,7 +97,7 @@ class EventMap final : public CacheObserver {
     StoredContent const& content = contents_.at(parent->second);
     if (content.generation != e.parent_generation) complain("stored before its parent");
     if (!(content.hash == e.parent_hash)) complain("the parent was stored under another hash");
-    if (!reachable(parent->second)) complain("stored behind what can't be reached");
+    if (!reachable(parent->second)) complain("stored after what can't be reached");
     return parent->second;
   }
   [[nodiscard]] bool reachable(std::int64_t number) const {

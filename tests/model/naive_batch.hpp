@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 /// \file
-/// The step's batch with paper and pencil: who stands in which row, and what a device that follows
-/// moves and changes has in its table.
+/// The step's batch with paper and pencil: which sequence stands in which row, and what a
+/// device that follows moves and changes has in its table.
 #pragma once
 
 #include <algorithm>
@@ -94,7 +94,7 @@ class NaiveBatch {
     expect(in_table(c.row) && c.column >= 0 && c.column < width, "a change beyond the table");
     table[std::size_t(c.row) * std::size_t(width) + std::size_t(c.column)] = c.block;
   }
-  /// Row `row` has these blocks, and 0 behind them.
+  /// Row `row` has these blocks, and 0 after them.
   void expect_row(int row, std::vector<int> const& blocks) const {
     for (int j = 0; j < width; ++j) {
       int const want = j < int(blocks.size()) ? blocks[std::size_t(j)] : 0;

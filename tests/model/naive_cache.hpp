@@ -29,7 +29,7 @@ struct NaiveSequence {
   bool publish = true;
   std::uint64_t epoch = 0;
   std::uint64_t used = 0;      ///< the last step whose Batch it was in, or that was named
-  bool left_children = false;  ///< a published block behind its row may still be somewhere
+  bool left_children = false;  ///< a published block that follows the row may still exist
 
   [[nodiscard]] int size() const { return static_cast<int>(tokens.size()); }
   [[nodiscard]] bool has(int b) const {
@@ -64,7 +64,7 @@ class NaiveCache : public NaivePool {
   std::uint64_t epoch = 0;
   int num_sequences = 0;
   int num_pins = 0;
-  /// Somebody says which sequences a step uses: a Batch was constructed, or `used_by` called.
+  /// The engine says which sequences a step uses: it made a Batch, or called `used_by`.
   bool steps_are_named = false;
   /// Opens whose hit ended at a first block that is cached under other keys.
   std::uint64_t maybe_other_keys = 0;
@@ -293,8 +293,8 @@ class NaiveCache : public NaivePool {
     stats.evicted_blocks += std::uint64_t(n);
     return n;
   }
-  /// What these blocks bear is content no more, and nothing that hangs behind it can be found.
-  /// A twin bears nothing; but what its rows computed behind it can't be found either. `rows`:
+  /// What these blocks bear is content no more, and nothing that follows it can be found.
+  /// A twin bears nothing; but what its rows computed after it can't be found either. `rows`:
   /// those of all sequences.
   int unpublish(std::vector<int> const& list, std::vector<std::vector<int>> const& rows) {
     int n = 0;
@@ -435,7 +435,7 @@ class NaiveCache : public NaivePool {
     note_release(s, {own});
     drop(own, release_tick(s));
   }
-  /// Loses what nobody references and nobody can find. How many.
+  /// Loses what has no reference and can't be found. Returns how many.
   int drop_unfindable() {
     int n = 0;
     for (int b = 0; b < config.num_blocks; ++b) {
@@ -476,7 +476,7 @@ class NaiveCache : public NaivePool {
     if (parent.node >= 0) parent.shared = true;
     s.left_children = true;
   }
-  /// `finish(none)`: what nobody else used goes to the front, the deepest in front of all.
+  /// `finish(none)`: what no other sequence used goes to the front, the deepest in front of all.
   void release_unwanted(NaiveSequence& s) {
     int end = int(s.blocks.size());
     while (end > 0 && is_private(s.blocks[std::size_t(end - 1)])) --end;
@@ -495,11 +495,13 @@ class NaiveCache : public NaivePool {
     std::int64_t const node = content_of(b);
     return at(b).refs == 1 && (node < 0 || !content.is_findable(node));
   }
+  /// The step that column j would wait for if the row gave it back now; 0: none.
   [[nodiscard]] std::uint64_t fence_of(NaiveSequence const& s, int j) const {
     std::uint64_t const tick = std::max(at(s.blocks[std::size_t(j)]).stamp, release_tick(s));
     return tick > reclaimed ? tick : 0;
   }
-  /// Nobody else used it, and nothing of others hangs behind it: behind a twin of it, that is.
+  /// No other sequence used it, and nothing of others follows it (in a row with a twin of it).
+  /// Nor does it leave later than what follows it.
   [[nodiscard]] bool is_unwanted(NaiveSequence const& s, int j, int end) const {
     NaiveBlock const& block = at(s.blocks[std::size_t(j)]);
     if (block.refs != 1 || block.node < 0 || block.shared || block.holds > 0) return false;

@@ -15,7 +15,7 @@
 
 namespace pagedkv::testing {
 
-/// Numbers of nodes are never used twice; 0 is what the first block of a sequence hangs behind.
+/// Numbers of nodes are never used twice; 0 is what the first block of a sequence follows.
 struct NaiveNode {
   int block = -1;  ///< bears it
   std::int64_t parent = 0;
@@ -48,7 +48,7 @@ class NaiveContent {
     std::int64_t const parent = at(node).parent;
     return parent != 0 && !contains(parent);
   }
-  /// All that it hangs behind is still there.
+  /// All that it follows is still there.
   [[nodiscard]] bool is_findable(std::int64_t node) const {
     if (node == 0) return true;
     if (!contains(node)) return false;
@@ -63,7 +63,7 @@ class NaiveContent {
     children_[parent].push_back(id);
     return id;
   }
-  /// It can't be found any more, nor what hangs behind it.
+  /// It can't be found any more, nor what follows it.
   void lose(std::int64_t id) {
     NaiveNode& node = at(id);
     if (node.lost) return;
@@ -71,7 +71,7 @@ class NaiveContent {
     node.lost = true;
     take_out(node, id);
   }
-  /// What hangs behind it stays, and can't be reached any more.
+  /// What follows it stays, and can't be reached any more.
   void remove(std::int64_t id) {
     NaiveNode const& node = at(id);
     expect(node.ring.empty(), "model: content with twins is removed");

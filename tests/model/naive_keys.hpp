@@ -33,7 +33,7 @@ struct NaiveKey {
   [[nodiscard]] int num_tokens() const { return static_cast<int>(tokens.size()); }
 
   /// What distinguishes block `j` beside its tokens and its parent. Salt and adapter key the first
-  /// block; behind it the parent carries them.
+  /// block; after it the parent carries them.
   [[nodiscard]] std::string extra_of(int j, int block_tokens) const {
     std::string out;
     if (j == 0 && !adapter.empty()) {

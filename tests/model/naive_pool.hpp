@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 /// \file
-/// The blocks with paper and pencil: who references them, where those wait that nobody does, and
-/// what they bear. Where the library has a free choice (which of several free blocks) the model
+/// The blocks with paper and pencil: the references to them, where blocks without references wait,
+/// and what they bear. Where the library has a free choice (which of several free blocks) the model
 /// takes over what the library chose, after asking whether that was allowed.
 #pragma once
 
@@ -77,11 +77,11 @@ class NaivePool {
   NaiveBlock& at(int b) { return blocks[std::size_t(b)]; }
   [[nodiscard]] NaiveBlock const& at(int b) const { return blocks[std::size_t(b)]; }
 
-  /// What it contains as far as anybody knows: what it bears, or whose twin it is. -1: nothing.
+  /// What it contains as far as is known: what it bears, or what it is a twin of. -1: nothing.
   [[nodiscard]] std::int64_t content_of(int b) const {
     return at(b).twin_of >= 0 ? at(b).twin_of : at(b).node;
   }
-  /// A step that isn't reclaimed may still read what somebody else left in it.
+  /// A step that isn't reclaimed may still read what another owner left in it.
   [[nodiscard]] bool is_in_flight(int b) const {
     return deferred() && at(b).shared && at(b).stamp > reclaimed;
   }
@@ -91,7 +91,7 @@ class NaivePool {
 
   // ------------------------------------------------------------------------- references, holds
 
-  /// One more reference; an unreferenced block comes back from wherever it waited.
+  /// One more reference; an unreferenced block comes back from where it waited.
   void acquire(int b) {
     NaiveBlock& block = at(b);
     if (block.refs == 0) {
@@ -103,7 +103,7 @@ class NaivePool {
     ++block.refs;
   }
   /// One reference less. `tick`: the last step in which its owner used it; last reference or not,
-  /// nobody else may write into it before that step is reclaimed.
+  /// no other owner may write into it before that step is reclaimed.
   void drop(int b, std::uint64_t tick) {
     NaiveBlock& block = at(b);
     expect(block.refs > 0, "model: a reference is dropped twice");
@@ -185,8 +185,8 @@ class NaivePool {
     events.push_back({CacheEvent::Kind::moved, b, node, f});
     if (at(f).state == State::idle) free_idle(f);
   }
-  /// The oldest twin bears the content of `f` from now on. False: there is none, or nobody can find
-  /// the content anyway.
+  /// The oldest twin bears the content of `f` from now on. False: there is none, or the content
+  /// can't be found anyway.
   bool hand_over(int f) {
     if (!content.is_findable(at(f).node)) dissolve_ring(f);
     std::vector<int>& ring = content.at(at(f).node).ring;
@@ -282,20 +282,20 @@ class NaivePool {
       return;
     }
   }
-  /// Where a block goes that nobody references any more.
+  /// Where a block goes that has no references any more.
   void settle(int b) {
     bool const must_wait = at(b).stamp > reclaimed || child_waits(b, true) || waits_with_others(b);
     if (!must_wait && at(b).holds == 0) return place(b);
     set_state(b, at(b).holds > 0 ? State::retained : State::quarantined);
     enlist(b, must_wait ? open_tick : 0);
   }
-  /// stream_ordered: blocks of one release stay in order, ancestors behind what hangs behind them.
+  /// stream_ordered: blocks of one release stay in order, ancestors after what follows them.
   [[nodiscard]] bool waits_with_others(int b) const {
     if (deferred() || !at(b).shared) return false;
     return batched_release == open_tick || (at(b).node >= 0 && incoming() != 0);
   }
-  /// A findable block behind it waits. Where blocks leave: one that isn't going to be in front of
-  /// it in any case.
+  /// A findable block that follows it waits. Where blocks leave: one that isn't going to be in
+  /// front of it in any case.
   [[nodiscard]] bool child_waits(int b, bool any) const {
     if (at(b).node < 0) return false;
     auto const& children = content.children_of(at(b).node);
@@ -305,9 +305,9 @@ class NaivePool {
     });
   }
 
-  /// Into the list of what waits, behind all that leaves no later. deferred: for its stamp, and no
-  /// less long than what hangs behind it; what it hangs behind isn't used less long than it.
-  /// stream_ordered: for `gate`, and nobody overtakes.
+  /// Into the list of what waits, after all that leaves no later. deferred: for its stamp, and
+  /// at least as long as what follows it; the stamps of its ancestors are raised to its own.
+  /// stream_ordered: for `gate`, and no block overtakes.
   void enlist(int b, std::uint64_t gate) {
     if (!deferred()) {
       at(b).gate = leaving.empty() ? gate : std::max(gate, at(leaving.back()).gate);
@@ -317,7 +317,7 @@ class NaivePool {
     auto const later = [&](int other) { return at(other).stamp > at(b).stamp; };
     leaving.insert(std::find_if(leaving.begin(), leaving.end(), later), b);
     if (at(b).node < 0) return;
-    // All that it hangs behind, up to what isn't given back before it anyway.
+    // All that it follows, up to what isn't given back before it anyway.
     for (std::int64_t p = content.at(at(b).node).parent; p > 0 && content.contains(p);
          p = content.at(p).parent) {
       if (at(content.at(p).block).stamp >= at(b).stamp) return;
@@ -346,7 +346,7 @@ class NaivePool {
     while (flush_once()) {
     }
   }
-  /// stream_ordered: what may be an ancestor of a block that is still held stays behind it.
+  /// stream_ordered: what may be an ancestor of a block that is still held stays after it.
   bool flush_once() {
     bool passed_held = false;
     bool left = false;
@@ -366,7 +366,7 @@ class NaivePool {
   }
   [[nodiscard]] std::uint64_t gate_of(int b) const { return deferred() ? at(b).stamp : at(b).gate; }
 
-  /// Where a block goes that nobody references, holds or waits for.
+  /// Where a block goes that has no reference and no hold, and waits for nothing.
   void place(int b) {
     NaiveBlock& block = at(b);
     if (block.node < 0) {

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 /// \file
 /// A random program: verbs with random arguments against the library and the naive model at once.
-/// After every verb the two are compared, and a simulated device is read back: whatever a sequence
+/// After every verb the two are compared, and a simulated device is read back: all that a sequence
 /// reads through its block table must be its own history. The verbs: program_verbs.hpp and
 /// program_batch.hpp; what is compared: program_compare.hpp; what is said: program_prompts.hpp.
 #pragma once
@@ -153,7 +153,7 @@ class Program {
   void used_by();
   /// Step `tick` reads what stands in the leading positions of the sequence.
   void use(Live const& s, std::uint64_t tick, int num_positions);
-  /// Blocks from `keep` on are given back while somebody may still write into them.
+  /// Blocks from `keep` on are given back while a transfer may still write into them.
   void use_until_transferred(Live const& s, int keep);
 
   // --------------------------------------------------------------------------------- the batch
@@ -233,7 +233,7 @@ class Program {
   void compare_counters();
   [[nodiscard]] Stats expected_stats(Stats const& got) const;
   void compare_sequence(Live& s);
-  /// `Twins::keep`: no entry of a row changes but by truncate and by the copy of its tail.
+  /// `Twins::keep`: no entry of a row changes except by truncate and by the copy of its tail.
   void check_promise(Live& s);
   /// Every position whose K and V were computed reads back its own history.
   void read_back(Live const& s);

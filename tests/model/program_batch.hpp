@@ -255,10 +255,10 @@ void Program<Policy>::check_padding(BatchStep const& step, Arrays const& a,
     Slot const want = i < tokens ? slots[std::size_t(i)] : padding_slot;
     expect_equal(a.slot_mapping[std::size_t(i)], want, "build: slot_mapping");
   }
-  // One behind each array: nothing was written there.
-  expect_equal(a.slot_mapping[std::size_t(step.padded_tokens)], 77, "build: behind the slots");
-  expect_equal(a.sequence_lengths[std::size_t(padded)], 77, "build: behind the lengths");
-  expect_equal(a.indices[std::size_t(indices)], 77, "build: behind the indices");
+  // One after each array: nothing was written there.
+  expect_equal(a.slot_mapping[std::size_t(step.padded_tokens)], 77, "build: after the slots");
+  expect_equal(a.sequence_lengths[std::size_t(padded)], 77, "build: after the lengths");
+  expect_equal(a.indices[std::size_t(indices)], 77, "build: after the indices");
 }
 
 template <class Policy>
@@ -371,7 +371,7 @@ void Program<Policy>::copy_table() {
   auto const written = std::size_t(rows) * std::size_t(naive_batch_.width);
   std::vector<std::int32_t> out(written + behind, 77);
   batch_->copy_table(out);
-  if (behind != 0) expect_equal(out.back(), 77, "copy_table: behind the table");
+  if (behind != 0) expect_equal(out.back(), 77, "copy_table: after the table");
   auto const size = std::min(written, naive_batch_.table.size());
   std::copy_n(out.begin(), size, naive_batch_.table.begin());
   expect(std::all_of(out.begin() + std::ptrdiff_t(size), out.begin() + std::ptrdiff_t(written),

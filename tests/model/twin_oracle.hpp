@@ -2,7 +2,7 @@
 /// \file
 /// A manager of full blocks without twins: every duplicate is cached for itself. One free list in
 /// the order of last use, blocks without content in that order too; content is found by the hash of
-/// its prefix. A block waits for the last step of anybody who gave it back.
+/// its prefix. A block waits for the last step of each owner that gave it back.
 #pragma once
 
 #include <algorithm>

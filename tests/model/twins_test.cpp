@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Twins hold nothing: beside a manager that caches every duplicate for itself, the library never
-// has fewer blocks, refuses nothing that the other grants (but for blocks that are on their way
+// has fewer blocks, refuses nothing that the other grants (except for blocks that are on their way
 // back), and finds as much.
 #include <cstdint>
 #include <cstdio>

@@ -67,7 +67,7 @@ template <class T>
 std::vector<T> first(std::vector<T> const& array, std::int32_t n) {
   if (n < static_cast<std::int32_t>(array.size())) {
     if constexpr (std::is_same_v<T, std::int32_t> || std::is_same_v<T, Slot>) {
-      CHECK(array[static_cast<std::size_t>(n)] == -77);  // nothing is written behind the end
+      CHECK(array[static_cast<std::size_t>(n)] == -77);  // nothing is written after the end
     }
   }
   return {array.begin(), array.begin() + n};
@@ -323,7 +323,7 @@ TEST_CASE("batch: blocks are new once, and not when something final is in them")
     std::sort(blocks.begin(), blocks.end());
     return blocks;
   };
-  auto a = running(cache, 1, iota(0, 6));  // committed before anybody asks
+  auto a = running(cache, 1, iota(0, 6));  // committed before the first question
   CHECK(fresh().empty());
   REQUIRE(a.reserve(7).has_value());
   CHECK(fresh() == Blocks{a.blocks()[2], a.blocks()[3]});

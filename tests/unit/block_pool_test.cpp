@@ -44,7 +44,7 @@ std::ostream& operator<<(std::ostream& out, Counts const& c) {
              << " quarantined, " << c.retained << " retained";
 }
 
-/// A pool and the words of its users. What is published hangs where the test says.
+/// A pool and the words of its users. The test says what a published run follows.
 struct Fixture {
   RunTable runs;
   BlockPool pool;
@@ -347,7 +347,7 @@ TEST_CASE("block pool: after a batched release, blocks that were ever shared wai
   CHECK(f.counts() == Counts{.free = 2, .quarantined = 1});
   f.finish_step();
   CHECK(f.counts() == Counts{.free = 3});
-  // In the next step nobody of that batch is left.
+  // In the next step no sequence of that batch is left.
   RunId const z = f.owned(1);
   f.pool.share(z);
   f.release(z);
@@ -489,7 +489,7 @@ TEST_CASE("block pool: deferred: a parent never leaves before what waits behind 
   Fixture f(3, Reclaim::deferred);
   RunId const parent = f.published(1);
   RunId const child = f.published(1, parent);
-  SECTION("it is given back later, by somebody whom no step used") {
+  SECTION("it is given back later, by an owner that no step used") {
     f.release_in_step(child);
     f.release(parent);
     CHECK(f.counts() == Counts{.free = 1, .quarantined = 2});
@@ -665,7 +665,7 @@ TEST_CASE("block pool: all idle runs become free at once, in order of block numb
   f.idle(2);
   f.published(1);
   f.pool.acquire(a);
-  f.release(a);  // now behind the other one
+  f.release(a);  // now after the other one
   REQUIRE(f.idle_in_order() == ids({4, 3, 2, 1, 0}));
   f.pool.free_idle();
   CHECK(f.counts() == Counts{.free = 6, .used = 1});
@@ -761,7 +761,7 @@ TEST_CASE("block pool: each new block is reported once, while it is still new") 
   CHECK(f.allocate(1) == ids({1}));
   CHECK(reported() == ids({1}));
   RunId const z = f.owned(1);
-  f.release(z);  // free again before anybody asked
+  f.release(z);  // free again before the question
   CHECK(reported().empty());
   f.publish(y);
   f.release(y);
@@ -774,7 +774,7 @@ TEST_CASE("block pool: each new block is reported once, while it is still new") 
 
 namespace {
 
-/// Every block by itself: a stack, a list, and who owns it.
+/// Every block by itself: a stack, a list, and its owners.
 class RandomPool {
  public:
   RandomPool(Reclaim reclaim, unsigned seed)
@@ -814,7 +814,7 @@ class RandomPool {
     if (!ok && wrong_.empty()) wrong_ = what;
   }
   Block& at(BlockId b) { return blocks_[static_cast<std::size_t>(b.value())]; }
-  /// Here nothing hangs behind anything: what waits for children has tests of its own.
+  /// Here no run follows another one: what waits for children has tests of its own.
   RunId split(RunId x, std::int32_t k) {
     RunId const head = f_.runs.split(x, k);
     f_.pool.split(x, head);
@@ -901,7 +901,7 @@ class RandomPool {
     waiting_.insert(to, b);
   }
   void place(BlockId b) { (at(b).published ? idle_ : free_).push_back(b); }
-  /// The front of some run that nobody has.
+  /// The front of some run without owner.
   void revive() {
     Blocks nobodys = idle_;
     std::copy_if(waiting_.begin(), waiting_.end(), std::back_inserter(nobodys),

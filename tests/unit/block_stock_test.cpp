@@ -58,7 +58,7 @@ class Log final : public kv::CacheObserver {
 };
 using Lines = std::vector<std::string>;
 
-/// The stock, and the words of somebody who owns runs in it. Blocks of 4 tokens.
+/// The stock, and the words of an owner of runs in it. Blocks of 4 tokens.
 struct Fixture {
   Log log;
   Stock stock;
@@ -73,7 +73,7 @@ struct Fixture {
     return c;
   }
 
-  /// A run with these tokens that nobody else has.
+  /// A run with these tokens and one owner.
   RunId own(Tokens const& tokens) {
     kv::detail::Extent room;
     Blocks blocks(tokens.size() / 4);
@@ -289,7 +289,7 @@ TEST_CASE("block stock: a published run doesn't grow where one part would differ
   RunId const p = f.publish(x, none, 1);
   std::string const image = "cat";
   std::span<std::byte const> extra;
-  SECTION("something hangs behind it") { f.published(iota(50, 4), p); }
+  SECTION("something follows it") { f.published(iota(50, 4), p); }
   SECTION("others have it") { f.stock.pool().share(p); }
   SECTION("others had it") {
     f.stock.pool().share(p);
@@ -328,7 +328,7 @@ TEST_CASE("block stock: a new owner's blocks succeed those that nobody has") {
   auto const before = f.generation(1);
   f.log.take();
   f.stock.succeed(x, y);
-  CHECK(f.cached(iota(0, 12)) == ids({3, 4, 2}));  // what hangs behind stays
+  CHECK(f.cached(iota(0, 12)) == ids({3, 4, 2}));  // what follows stays
   CHECK(f.counts() == Counts{3, 1, 2, 0, 0});
   CHECK(f.stock.stats().moved_blocks == 2);
   CHECK(f.generation(1) == before + 1);
@@ -392,7 +392,7 @@ TEST_CASE("block stock: when the last owner of a bearer goes, the oldest twin be
   f.log.take();
   f.stock.pool().share(x);
   f.stock.release(x, 0);
-  CHECK(f.cached(iota(0, 8)) == ids({0, 1}));  // somebody has it still
+  CHECK(f.cached(iota(0, 8)) == ids({0, 1}));  // it still has an owner
   f.stock.release(x, 0);
   CHECK(f.cached(iota(0, 8)) == ids({2, 3}));
   CHECK(f.log.take() == Lines{"moved 1 to 3", "moved 0 to 2"});
@@ -452,7 +452,7 @@ TEST_CASE("block stock: one run is released piece by piece where its blocks diff
   // As a row does it: the twins are a run of their own, the bearers are cut for them.
   f.stock.join_rings(f.stock.cut_out(f.stock.runs().place(BlockId{2}), 2),
                      f.stock.cut_out(f.stock.runs().place(BlockId{7}), 2));
-  // Twins that leave let runs be marked whose blocks have none any more.
+  // A run may stay marked after the twins of its blocks have left.
   f.stock.runs()[f.run_of(0)].set(Run::has_twins);
   f.stock.leave_ring(BlockId{7});
   f.log.take();
@@ -761,7 +761,7 @@ TEST_CASE("block stock: a run that nobody comes back for is as others once a cop
   CHECK_FALSE(f[x].has(Run::leaves_first));
   RunId const y = f.own(iota(50, 4));
   f.stock.mark_shared(y);
-  CHECK_FALSE(f[y].has(Run::shared));  // only what can be found is anybody else's
+  CHECK_FALSE(f[y].has(Run::shared));  // only what can be found has other users
   f.publish(y);
   f.stock.mark_shared(y);
   CHECK(f[y].has(Run::shared));
@@ -829,7 +829,7 @@ class RandomStock {
     return std::next(owned_.begin(), static_cast<int>(below(owned_.size())))->first;
   }
   std::uint64_t tick() { return deferred_ && below(2) == 0 ? f_.stock.pool().open_tick() : 0; }
-  /// A block from the pool: nobody's, unheld; what it bore is gone.
+  /// A block from the pool: without owner, unheld; what it bore is gone.
   BlockId take() {
     RunId const x = f_.own(tokens(50));
     BlockId const b = f_.blocks(x)[0];
@@ -873,7 +873,7 @@ class RandomStock {
       return c.dst == b;
     });
   }
-  /// b is written or nobody's. A bearer without twins keeps its content if `may_keep`.
+  /// b is written or has no owner. A bearer without twins keeps its content if `may_keep`.
   void leave(BlockId b, bool may_keep) {
     for (auto& [content, ring] : rings_) {
       auto const at = std::find(ring.begin(), ring.end(), b);
@@ -895,7 +895,7 @@ class RandomStock {
     if (owned_.empty()) return;
     BlockId src = some_owned();
     if (RunId const x = f_.find(tokens(static_cast<int>(below(5)))); x >= 0 && below(2) == 0) {
-      src = f_.blocks(x)[0];  // perhaps nobody's
+      src = f_.blocks(x)[0];  // perhaps without owner
     }
     bool const idle = !owned_.contains(src);
     if (is_target(src) || f_.stock.pool().num_available() < (idle ? 2 : 1)) return;
@@ -958,7 +958,7 @@ class RandomStock {
       require(x >= 0, "a borne content is found");
       if (!wrong_.empty()) return;
       auto const& ring = rings_[content];
-      require(f_.blocks(x) == Blocks{ring.front()}, "who bears it");
+      require(f_.blocks(x) == Blocks{ring.front()}, "the bearer");
       Blocks twins;
       for (BlockId b = f_.stock.rings().oldest(ring.front()); !b.is_null();
            b = f_.stock.rings().younger(b)) {

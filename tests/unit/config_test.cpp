@@ -92,7 +92,7 @@ TEST_CASE("config: defaults that the documentation promises") {
   CHECK_FALSE(config.partial_hits);
   CHECK(config.max_partial_candidates == 4);
   CHECK(config.observer == nullptr);
-  // Contract 15: runs repeat unless somebody asks for another seed.
+  // Contract 15: runs repeat unless the config has another seed.
   CHECK(config.hash_seed == 0x9E3779B97F4A7C15ULL);
 }
 

@@ -28,7 +28,7 @@ class Pair {
     for (std::size_t i = 0; i < size_; ++i) {
       stored_[i] = prompt_[i + 1] = static_cast<TokenId>(i * 2654435761U % 50000U);
     }
-    // What lies behind differs.
+    // What lies after it differs.
     stored_[size_] = 1;
     prompt_[size_ + 1] = 2;
   }

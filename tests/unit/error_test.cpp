@@ -71,7 +71,7 @@ TEST_CASE("at level 2 every verb verifies the whole cache") {
     kv::KvCache cache({.num_blocks = 4, .max_sequences = 2, .max_sequence_tokens = 64});
     auto first = cache.open(kv::SequenceId{1}, std::vector<kv::TokenId>(20, 7), {.reserve = 20});
     auto second = cache.open(kv::SequenceId{2}, std::vector<kv::TokenId>(4, 9), {.reserve = 4});
-    // A row that names a block of somebody else: no verb does that.
+    // A row that names a block of another sequence: no verb does that.
     const_cast<kv::BlockId&>(second->blocks()[0]) = first->blocks()[0];
     first->commit(20);
   });

@@ -113,7 +113,7 @@ static_assert(!EvictionPolicy<NoSoon>);
 static_assert(!EvictionPolicy<SoonTellsNobody>);
 static_assert(!EvictionPolicy<int>);
 
-/// n runs of `length` blocks that nobody references.
+/// n runs of `length` blocks without references.
 struct Fixture {
   RunTable runs;
   LruEviction lru;

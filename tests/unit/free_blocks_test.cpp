@@ -92,7 +92,7 @@ TEST_CASE("free blocks: a block taken alone is reported, unless it is given back
   BlockId const b = free.take();
   free.give(b);
   CHECK(reported(free).empty());
-  // Of many, whoever takes them says so: there may be victims among them.
+  // If many are taken, the caller reports them: there may be victims among them.
   Blocks const many = take(free, 3);
   CHECK(reported(free).empty());
   free.new_blocks().add(many);

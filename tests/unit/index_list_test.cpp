@@ -17,7 +17,7 @@ namespace {
 struct Link {
   std::int32_t prev;
   std::int32_t next;
-  std::uint64_t stamp;  ///< no list's business
+  std::uint64_t stamp;  ///< no list reads it
 };
 
 std::vector<std::int32_t> forwards(IndexList const& list, std::vector<Link> const& links) {

@@ -57,7 +57,7 @@ std::string refusal(Code&& code) {
   return outcome.aborted ? outcome.message : "";
 }
 
-// What the smallest program calls: an engine's own pieces and a data plane of one row a slot.
+// What the smallest program calls: an engine's own pieces and a data plane of one row per slot.
 using View = std::vector<kv::TokenId>;
 struct Rows {};
 void copy_blocks(View& view, std::span<kv::BlockCopy const> copies) {

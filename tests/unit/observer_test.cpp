@@ -85,7 +85,7 @@ class Mirror final : public kv::CacheObserver {
   bool known = true;
 
  private:
-  /// Another key for the same content; what hangs behind it stays where it is.
+  /// Another key for the same content; what follows it stays where it is.
   void move(CacheEvent const& e) {
     Identity const from{e.from.value(), e.from_generation};
     Identity const to{e.block.value(), e.generation};

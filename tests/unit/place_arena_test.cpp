@@ -237,7 +237,7 @@ TEST_CASE("place arena: take_at takes from the front of a free extent and nowher
     CHECK(arena.take_at(6, 1).count == 0);
     CHECK(arena.take_at(10, 1).count == 0);
   }
-  SECTION("not from somebody's place, nor past the last one") {
+  SECTION("not from a place in use, nor past the last one") {
     CHECK(arena.take_at(a.first, 1).count == 0);
     CHECK(arena.take_at(c.first, 1).count == 0);
     CHECK(arena.take_at(41, 1).count == 0);
@@ -289,11 +289,11 @@ TEST_CASE("place arena: a short extent goes into the pocket and comes out whole"
   arena.give_back(a);
   CHECK(arena.num_free() == 95);
   CHECK(arena.take_at(a.first, 1).count == 0);
-  SECTION("it serves who needs no more") {
+  SECTION("it serves a request that needs no more") {
     CHECK(pair_of(arena.take(20, 16)) == pair_of(a));
     CHECK(arena.num_free() == 75);
   }
-  SECTION("who needs more is served elsewhere") {
+  SECTION("a request that needs more is served elsewhere") {
     CHECK(arena.take(21, 0).first == 26);
     CHECK(arena.num_free() == 74);
   }

@@ -79,7 +79,7 @@ struct Fixture {
     std::copy(tokens.begin(), tokens.end(), runs.tokens(runs[x].start));
     return x;
   }
-  /// The run that holds `tokens` findable behind `parent`.
+  /// The run that holds `tokens`, findable after `parent`.
   // Not inlined: g++ 12 would know the length and warn of the code for longer blocks.
 #if defined(__GNUC__)
   [[gnu::noinline]]
@@ -173,7 +173,7 @@ TEMPLATE_TEST_CASE("prefix index: the same content behind two parents is two run
   RunId const cx = f.publish(c, x);
   CHECK(f.find(a, x) == ax);
   CHECK(f.find(c, x) == cx);
-  // Behind a-x there is something, behind c-x isn't.
+  // Something follows a-x, nothing follows c-x.
   RunId const b = f.publish(ax, iota(60, 4));
   auto const cached = [&](std::int32_t first) {
     return f.walk(joined(joined(iota(first, 4), x), iota(60, 4)));
@@ -474,7 +474,7 @@ TEST_CASE("prefix index: the group keys every run") {
   Fixture<Colliding> f(0, kv::GroupId{2});
   CHECK(Fixture<Xxh3>(0, kv::GroupId{2}).index.root_hash() != Fixture<Xxh3>().index.root_hash());
   RunId const x = f.publish(none, iota(0, 4));
-  // Though every hash is equal: what hangs on another group's root is something else.
+  // Though every hash is equal: what follows another group's root is something else.
   CHECK(f.find(none, iota(0, 4)) == x);
   f.runs[x].parent_generation = 0;
   CHECK(f.find(none, iota(0, 4)) == none);
@@ -488,13 +488,13 @@ TEST_CASE("prefix index: it knows when only the extra keys differ") {
   CHECK_FALSE(f.index.has_root_under_other_keys(iota(1, 4)));
   f.erase(x);
   CHECK_FALSE(f.index.has_root_under_other_keys(iota(0, 4)));
-  // Content behind something is no root, nor is the inside of one.
+  // Content that follows something is no root, nor is the inside of one.
   RunId const root = f.publish(none, iota(20, 8));
   f.publish(root, iota(40, 4));
   CHECK(f.index.has_root_under_other_keys(iota(20, 4)));
   CHECK_FALSE(f.index.has_root_under_other_keys(iota(24, 4)));
   CHECK_FALSE(f.index.has_root_under_other_keys(iota(40, 4)));
-  // Nor is the same content in the same block when it hangs behind something now.
+  // Nor is the same content in the same block when it follows something now.
   RunId const gone = f.publish(none, iota(80, 4));
   BlockId const block = f.blocks(gone)[0];
   f.erase(gone);
@@ -541,7 +541,7 @@ TEST_CASE("partial match: inside a run only its next block can follow") {
   CHECK(match(1, {4, 0, 0, 0}) == std::pair{f.blocks(x)[1], 1});
   CHECK(match(2, {9, 9, 10, 0}) == std::pair{BlockId{}, 0});
   CHECK(match(2, {8, 9, 10, 0}, "cat") == std::pair{BlockId{}, 0});
-  CHECK(match(4, {8, 9, 10, 0}).second == 2);  // behind all of it: its children
+  CHECK(match(4, {8, 9, 10, 0}).second == 2);  // after all of it: its children
 }
 
 TEST_CASE("partial match: it may end in the first block of a longer run") {
@@ -687,7 +687,7 @@ TEMPLATE_TEST_CASE("prefix index: random runs agree with a map of whole prefixes
       split(x, 1 + static_cast<std::int32_t>(below(f.blocks(x).size() - 1)));
       continue;
     }
-    // Erased or detached, what hangs behind it or not: only what could be reached is in the map.
+    // Erased or detached, with what follows it or not: only what could be reached is in the map.
     auto const own = 4 * f.blocks(x).size();
     Tokens const first(some->second.begin(), some->second.end() - static_cast<int>(own) + 4);
     auto const in_map = model.find(first);

@@ -29,7 +29,7 @@ struct Fixture {
   explicit Fixture(bool sorts, std::int32_t num_blocks = 64)
       : runs(num_blocks, 1, 1), waiting(num_blocks, sorts) {}
 
-  /// A run that nobody references. `parent` >= 0: it is findable behind that run.
+  /// A run without references. `parent` >= 0: it is findable after that run.
   RunId run(std::int32_t length = 1, RunId parent = -1) {
     std::vector<BlockId> blocks;
     for (std::int32_t i = 0; i < length; ++i) blocks.emplace_back(next_block_++);
@@ -61,7 +61,7 @@ struct Fixture {
     return head;
   }
 
-  /// Who leaves.
+  /// The runs that leave.
   Ids flush(std::uint64_t reclaimed) {
     Ids out;
     waiting.flush(runs, reclaimed, [&](RunId x) { out.push_back(x); });
@@ -128,7 +128,7 @@ TEST_CASE("quarantine: unsorted, runs wait in order of arrival and stamps don't 
   f.erase(b);
   f.erase(a);
   f.erase(c);
-  f.enlist(b, 0);  // nobody is before it
+  f.enlist(b, 0);  // nothing is before it
   CHECK(f.stamps() == Stamps{0});
 }
 
@@ -219,7 +219,7 @@ TEST_CASE("quarantine: what waits behind a run is counted while it can be found 
     f.erase(b);
     CHECK(f.waiting.waiting_children(parent) == 0);
   }
-  SECTION("the parent is unpublished: nothing waits behind it, and it isn't counted either") {
+  SECTION("the parent is unpublished: nothing waits after it, and it isn't counted either") {
     RunId const root = f.published();
     f.hang(parent, root);
     f.enlist(parent, 4);
@@ -270,7 +270,7 @@ TEST_CASE("quarantine: sorted, a parent's stamp is raised to that of what waits 
     CHECK(f.order() == Ids{leaf, middle});
     CHECK(f.runs[root].stamp == 6);
   }
-  SECTION("waiting ancestors move behind it, up to one that waits for as long") {
+  SECTION("waiting ancestors move after it, up to one that waits for as long") {
     RunId const other = f.run();
     f.enlist(root, 2);
     f.enlist(middle, 2);
@@ -328,7 +328,7 @@ TEST_CASE("quarantine: the head of a waiting run leaves after the rest of it") {
     CHECK(f.waiting.waiting_children(y) == 0);
     CHECK(f.order() == Ids{a, y, b, c});
   }
-  SECTION("and whoever comes for the same step comes behind both") {
+  SECTION("and what comes for the same step comes after both") {
     if (!sorts) return;
     RunId const head = f.split(x, 2);
     f.enlist(c, 3);
@@ -425,7 +425,7 @@ TEST_CASE("quarantine: a run with a waiting child waits, one without doesn't") {
   RunId const parent = f.published();
   RunId const child = f.run(1, parent);
   RunId const other = f.published();
-  SECTION("behind it: they leave together, the child first") {
+  SECTION("after it: they leave together, the child first") {
     f.enlist(child, 2);
     f.enlist(parent, 2);
     f.enlist(other, 2);
@@ -456,7 +456,7 @@ TEST_CASE("quarantine: a child that leaves first doesn't count once its stamp is
   RunId const child = f.run(1, parent);
   RunId const sibling = f.run(1, parent);
   f.runs[child].set(Run::leaves_first);
-  f.enlist(parent, 2);  // as the row of one that nobody comes back for: the deepest last
+  f.enlist(parent, 2);  // as a row that no request comes back for: the deepest last
   f.enlist(child, 2);
   SECTION("alone") {
     CHECK(f.flush(1).empty());
@@ -631,7 +631,7 @@ class RandomQuarantine {
     }
     f_.runs[x].clear(Run::leaves_first);
     f_.runs[head].clear(Run::leaves_first);
-    require(parent(head) == p, "the test hangs a head where the run hung");
+    require(parent(head) == p, "the test puts a head where the run was");
     all_.push_back(head);
   }
   void lose_content(RunId x) {

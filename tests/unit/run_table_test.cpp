@@ -102,7 +102,7 @@ class RandomTable {
   static constexpr std::size_t num_rooms = 3;
   struct Naive {
     Blocks blocks;
-    std::vector<kv::TokenId> tokens;  // one a block
+    std::vector<kv::TokenId> tokens;  // one per block
   };
 
   std::int32_t below(std::size_t n) {
@@ -131,7 +131,7 @@ class RandomTable {
     runs_.lay(tail, grows, blocks, num_clean, room);
     if (adjoins) {
       require(runs_.place(blocks[0]) == runs_.place(naive_[tail].blocks.back()) + 1,
-              "room behind the tail is used");
+              "room after the tail is used");
     }
     for (std::size_t i = 0; i < n;) {
       RunId const x = runs_.run_of(blocks[i]);
@@ -164,7 +164,7 @@ class RandomTable {
     runs_.move_front(p, x, k);
     move(x, p, k);
   }
-  /// The first k of `from` go behind those of `to`.
+  /// The first k of `from` go after those of `to`.
   void move(RunId from, RunId to, std::int32_t k) {
     Naive& a = naive_[from];
     Naive& b = naive_[to];
@@ -373,7 +373,7 @@ TEST_CASE("run table: a run is no longer than its bound") {
 
 TEST_CASE("run table: what doesn't fit side by side becomes several runs") {
   RunTable runs(200, 1, 0);
-  // 200 * 5 / 4 + 64 places: 114 are left behind them, and holes of two.
+  // 200 * 5 / 4 + 64 places: 114 are left after them, and holes of two.
   std::vector<RunId> small;
   Blocks const all = numbered(0, 200);
   for (BlockId const b : all) small.push_back(lay(runs, {b}));
@@ -468,7 +468,7 @@ TEST_CASE("run table: a split leaves the deeper part its number") {
     CHECK(runs[part].hash == 77);
     CHECK(runs[part].parent == 5);
   }
-  // What hangs behind it hangs behind the deeper part.
+  // What follows it follows the deeper part.
   CHECK(runs[x].last_child == 4);
   CHECK(runs[x].num_children == 2);
   CHECK(runs[x].generation == 6);
@@ -554,7 +554,7 @@ TEST_CASE("run table: room behind a run is given back with it, room elsewhere on
   RunId const other = lay(runs, numbered(4, 1), other_room);
   REQUIRE(room.count > 0);
   REQUIRE(other_room.count > 0);
-  SECTION("behind") {
+  SECTION("after it") {
     std::int32_t const whole = 4 + room.count;
     runs.dissolve(x, room);
     CHECK(room.count == 0);

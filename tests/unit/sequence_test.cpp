@@ -38,7 +38,7 @@ std::vector<BlockCopy> taken(kv::KvCache& cache) {
   auto const copies = cache.take_copies();
   return {copies.begin(), copies.end()};
 }
-/// What a misuse is told; empty when nobody complained.
+/// What a misuse is told; empty without a complaint.
 template <class Code>
 std::string refusal(Code&& code) {
   auto const outcome = outcome_of(std::forward<Code>(code));
@@ -190,7 +190,7 @@ TEST_CASE("truncate: below what is committed, published blocks stay findable") {
   CHECK(seq.num_blocks() == 2);
   CHECK(cache.stats().idle == 1);
   CHECK(cache.match(cache.hash(iota(0, 13))) == 12);
-  // The block that was cut is shared with whoever may find it: writing there copies first.
+  // The block that was cut can still be found by others: writing there copies first.
   CHECK(seq.blocks_needed(1) == 1);
   REQUIRE(seq.append(Tokens{70}).has_value());
   CHECK(taken(cache) == std::vector<BlockCopy>{{blocks[1], seq.blocks()[1], 2}});
@@ -316,7 +316,7 @@ TEST_CASE("destroying a handle gives its blocks back, the full ones findable") {
   kv::KvCache cache(pool_of(8));
   {
     auto seq = running(cache, 1, iota(0, 10));
-    REQUIRE(seq.reserve(4).has_value());  // in the middle of whatever it was doing
+    REQUIRE(seq.reserve(4).has_value());  // in the middle of its work
     CHECK(cache.stats().used == 4);
   }
   CHECK(cache.stats().used == 0);
@@ -361,7 +361,7 @@ TEST_CASE("sequence: tokens and blocks that only this sequence has") {
   kv::KvCache cache(pool_of(16));
   leave_idle(cache, iota(0, 8));
   auto const seq = running(cache, 1, iota(0, 11));
-  CHECK(seq.unshared_blocks() == 3);  // idle blocks were revived: nobody else has them
+  CHECK(seq.unshared_blocks() == 3);  // idle blocks were revived: no other row has them
   CHECK(seq.unshared_tokens() == 11);
   auto const other = running(cache, 2, iota(0, 9));
   CHECK(seq.unshared_blocks() == 1);

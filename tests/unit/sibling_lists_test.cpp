@@ -28,7 +28,7 @@ struct Fixture {
   RunTable runs{num_blocks, 2, 1};
   SiblingLists siblings{num_blocks + 1};
 
-  /// A run of so many blocks behind `parent` whose every block begins with `token`.
+  /// A run of `length` blocks after `parent`; every block begins with `token`.
   RunId run(RunId parent, TokenId token, std::int32_t length = 1) {
     std::vector<BlockId> blocks;
     for (std::int32_t i = 0; i < length; ++i) blocks.emplace_back(next_block_++);
@@ -163,7 +163,7 @@ TEST_CASE("sibling lists: random publishes, splits and ends agree with lists") {
     auto const action = random() % 8;
     if (action < 4 && !unlinked.empty()) {
       RunId& x = some(unlinked);
-      // Behind one of few, so that lists are long.
+      // After one of few, so that lists are long.
       f.hang(x, linked.empty() || random() % 2 == 0 ? -1 : linked[0]);
       if (f.runs[x].parent == x) continue;
       f.siblings.link(f.runs, x);

@@ -20,7 +20,7 @@ std::vector<BlockId> const row{BlockId{7}, BlockId{0}, BlockId{3}};
 
 std::vector<Slot> slots(std::int32_t block_tokens, std::vector<BlockId> const& blocks,
                         TokenRange range) {
-  // One more than needed: nothing is written behind the range.
+  // One more than needed: nothing is written after the range.
   std::vector<Slot> out(static_cast<std::size_t>(range.count) + 1, -99);
   kv::write_slots(BlockShape(block_tokens), blocks, range, out.data());
   CHECK(out.back() == -99);

@@ -193,7 +193,7 @@ class Engine {
       if (nothing_alive() && next == work_.requests.size()) break;
       auto const tokens = step();
       without_progress = tokens > 0 ? 0 : without_progress + 1;
-      // Each plan without a token preempts one of the running ones, or drops somebody, or waits.
+      // Each plan without a token preempts one of the running ones, or drops a request, or waits.
       if (without_progress > 2 * work_.limits.max_num_seqs + 2 * work_.delay + 20) {
         fail("no progress");
       }
@@ -563,6 +563,6 @@ TEST_CASE("a large request among a stream of small ones runs before most of them
   auto const out = engine.run();
   CHECK(out.broken == "");
   CHECK(out.ended == 200);
-  // Four before it in the queue, ten that may pass it, and what it stopped behind it.
+  // Four before it in the queue, ten that may pass it, and what it stopped after it.
   CHECK(engine.ended_before(4) <= 14);
 }

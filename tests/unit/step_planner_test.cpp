@@ -21,7 +21,7 @@
 //   [overtaking] the first that doesn't fit stops all    "a small request passes a large one ..."
 //   [overtaking] no limit; forget earlier steps          "a large request is passed at most ..."
 //   [overtaking] stop the queue even for pins            "... stops nobody for ever"
-//   [overtaking] don't tell who was passed               "a small request passes a large one ..."
+//   [overtaking] don't tell which were passed            "a small request passes a large one ..."
 //   [shrink]     all tokens or none; lookahead or none   "a prefill / a decode ... before ..."
 //   [incoming]   don't wait for incoming blocks          "incoming blocks are waited for, ..."
 //   [incoming]   promise one block twice                 "incoming blocks are promised once"
@@ -318,7 +318,7 @@ TEST_CASE("nobody is admitted when somebody was preempted or found no block", "[
       planner.plan(pool_of(20, 0, 1), Running{decode(8), decode(47)}, Waiting{waits(1)});
   CHECK(list(waiting.stalled) == Ints{0});
   CHECK(waiting.admitted.empty());
-  // One block is there and request 0 needs two; nobody takes the one.
+  // One block is there and request 0 needs two; no request takes the one.
   RunningRequest copying = decode(8);
   copying.tail_copy = TailCopy::always;
   auto const short_of_one =
@@ -487,7 +487,7 @@ TEST_CASE("the victim is the cheapest to recompute", "[victim]") {
   running[1].unshared_tokens = 3;
   running[1].unshared_blocks = 1;
   CHECK(list(planner.plan(pool_of(40, 0), running, {}).preempted) == Ints{1});
-  // Who frees nothing is of no use.
+  // A request that frees nothing is of no use.
   running[1].unshared_tokens = 0;
   running[1].unshared_blocks = 0;
   CHECK(list(planner.plan(pool_of(40, 0), running, {}).preempted) == Ints{2});
@@ -507,7 +507,7 @@ TEST_CASE("the request being served is no victim, however cheap", "[victim]") {
 
 TEST_CASE("a request that runs is never preempted in the same step", "[victim]") {
   StepPlanner planner{limits_of(100, 8)};
-  // Request 0 runs in its own block; request 1 needs one and finds nobody to take it from.
+  // Request 0 runs in its own block; request 1 needs one and finds none to take it from.
   auto const plan = planner.plan(pool_of(4, 0), Running{decode(5), decode(8)}, {});
   CHECK(indices(plan.running) == Ints{0});
   CHECK(list(plan.stalled) == Ints{1});
@@ -546,7 +546,7 @@ TEST_CASE("what can never fit is told at once", "[never]") {
   CHECK(list(plan.never_fits) == Ints{0, 1});
   CHECK(indices(plan.running) == Ints{0});
   CHECK(indices(plan.admitted) == Ints{3});
-  // Told even when there is no room for anybody, and then it is worth planning again.
+  // Told even when there is no room for any request, and then it is worth planning again.
   auto const full = planner.plan(pool_of(10, 0), {}, Waiting{waits(41)});
   CHECK(list(full.never_fits) == Ints{0});
   CHECK(full.outcome == StepOutcome::replan);
@@ -620,7 +620,7 @@ TEST_CASE("costs are asked for only when they matter, and once", "[cost]") {
   Details patient{running, waiting};
   (void)planner.plan(pool_of(60, 0, 1), running, waiting, patient);
   CHECK(patient.preemption_asked == std::vector<int>(8, 0));
-  CHECK(patient.admission_asked == std::vector<int>(8, 0));  // somebody found no block
+  CHECK(patient.admission_asked == std::vector<int>(8, 0));  // a request found no block
   Details pressed{running, waiting};
   auto const plan = planner.plan(pool_of(60, 0), running, waiting, pressed);
   CHECK(list(plan.preempted) == Ints{1});
@@ -932,7 +932,7 @@ std::string broken_rule(RandomState const& state, StepPlan const& plan) {
   bool const scheduled = !plan.running.empty() || !plan.admitted.empty();
   if (scheduled != (plan.outcome == StepOutcome::run)) return "run means that something runs";
   if (!scheduled) {
-    // What is available may be promised to one who waits for the rest of its need.
+    // What is available may be promised to a request that waits for the rest of its need.
     Int const to_be_had = plan.outcome == StepOutcome::wait ? 0 : pool.available_blocks;
     for (std::size_t i = 0; i < running.size(); ++i) {
       bool const victim =

@@ -74,7 +74,7 @@ class BasicBlockPool {
   [[nodiscard]] bool is_in_flight(Run const& run) const noexcept {
     return deferred_ && run.has(Run::shared) && run.stamp > reclaimed_tick_;
   }
-  /// Whether the run is one owner's and as if just allocated, so that others may join it.
+  /// Whether the run has one owner and is as if just allocated, so that other blocks may join it.
   [[nodiscard]] bool is_plain(Run const& run, unsigned flags) const noexcept {
     return run.references == 1 && run.flags == flags && run.stamp <= reclaimed_tick();
   }
@@ -120,7 +120,7 @@ class BasicBlockPool {
   // ---- giving back ------------------------------------------------------------------------------
 
   /// Drops a reference that steps up to `tick` used, 0: none that counts. True if it was the last
-  /// one: then the caller says `settle`.
+  /// one: then the caller calls `settle`.
   [[nodiscard]] bool drop(RunId x, std::uint64_t tick) noexcept {
     Run& run = (*runs_)[x];
     run.stamp = deferred_ ? std::max(run.stamp, tick) : tick;
@@ -209,8 +209,8 @@ class BasicBlockPool {
     }
     num_idle_ = 0;
   }
-  /// `y`, whose blocks are of the same content and referenced, bears it in the place of the blocks
-  /// of `x`; those are in `y` afterwards, without content. Holds go with the blocks.
+  /// The blocks of `y` are referenced and have the content of `x`: they bear it from now on. The
+  /// former blocks of `x` are in `y` afterwards, without content. Holds go with the blocks.
   void exchange(RunId x, RunId y) noexcept {
     bool const idle = is_idle((*runs_)[x]);
     if (idle) take_idle(x);

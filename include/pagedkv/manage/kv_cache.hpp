@@ -134,11 +134,11 @@ class BasicKvCache {
     return evicted;
   }
   /// What these blocks hold is known to be wrong (a failed transfer, corrupted memory): it can't be
-  /// found from now on, owned or not, and neither can what follows it. A twin is no help: it
-  /// was computed from the same, or others would be from it. What follows without an owner becomes
-  /// free at once; what has an owner stays readable in that row, is never found, and becomes free
-  /// when it is given back. Rows that hold it publish nothing more after it. Returns how many of
-  /// the blocks could be found. O(blocks given + runs + rows).
+  /// found from now on, owned or not, and neither can what follows it. No twin bears the content
+  /// instead: the twin may come from the same bad bytes. What follows without an owner becomes free
+  /// at once; what has an owner stays readable in that row, is never found, and becomes free when
+  /// it is given back. Rows that hold it publish nothing more after it. Returns how many of the
+  /// blocks could be found. O(blocks given + runs + rows).
   std::int32_t unpublish(std::span<BlockId const> blocks) {
     std::int32_t const condemned = core_.unpublish(blocks);
     detail::check(core_);
@@ -179,8 +179,8 @@ class BasicKvCache {
     Run const* const run = core_.run_of(b);
     return run != nullptr ? run->references : 0;
   }
-  /// `Reclaim::deferred`: an owner gave it back whose last step isn't reclaimed yet, and it has an
-  /// owner still or again. Until then that owner can't write into it without a copy.
+  /// `Reclaim::deferred`: an owner gave it back, the last step of that owner isn't reclaimed yet,
+  /// and the block has an owner still or again. Until that step is over, a write needs a copy.
   [[nodiscard]] bool is_in_flight(BlockId b) const noexcept {
     Run const* const run = core_.run_of(b);
     return run != nullptr && core_.pool().is_in_flight(*run);

@@ -23,8 +23,8 @@ PAGEDKV_NAMESPACE_BEGIN
 struct CacheEvent {
   enum class Kind : std::uint8_t {
     stored,   ///< `block` is findable after `parent`
-    removed,  ///< `block` isn't any more; what follows it can't be reached
-    cleared,  ///< nothing older is
+    removed,  ///< `block` can't be found any more, nor what follows it
+    cleared,  ///< nothing older can be found
     moved,    ///< `block` bears the content that `from` bore
   };
   Kind kind = Kind::stored;

@@ -43,7 +43,7 @@ struct alignas(64) Run {
   std::int32_t num_children;  ///< findable ones
   RunId prev;                 ///< in the list that it is in
   RunId next;
-  RunId jump;  ///< idle: the run pushed some places later, a hint; waiting: the list's business
+  RunId jump;  ///< idle: the run pushed some places later, a hint; waiting: a link of the list
   std::uint16_t flags;
   std::uint16_t num_extra_bytes;  ///< published: of the first block's extra keys; others have none
   std::uint64_t hash;             ///< indexed: of parent and first block

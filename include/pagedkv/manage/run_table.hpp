@@ -19,8 +19,8 @@
 PAGEDKV_NAMESPACE_BEGIN
 
 /// The runs, at their places. Nothing allocates after construction, and no call fails: there are
-/// more places than blocks and rooms. What a run means is the business of the pool (what references
-/// it) and of the index (what is in it).
+/// more places than blocks and rooms. The pool knows what references a run, and the index what is
+/// in it.
 class RunTable : public PlaceTable {
  public:
   /// Finding the run of a block in the middle reads one bit per block: this bounds it to 64 words.
@@ -59,8 +59,8 @@ class RunTable : public PlaceTable {
 
   // ---- laying blocks ----------------------------------------------------------------------------
 
-  /// Blocks that no run has get places after `tail` (-1: anywhere) and one reference each. `tail`
-  /// itself grows if `grows` says that they would be all it is; else they make runs of their own.
+  /// Blocks that no run has get places after `tail` (-1: anywhere) and one reference each. They
+  /// become a part of `tail` if `grows` and if there is room after it; else they make new runs.
   /// `room` is what the caller has in reserve; it may be exchanged for another. The first
   /// `num_clean` of them held nothing; the generation of the others rises.
   void lay(RunId tail, bool grows, std::span<BlockId const> blocks, std::size_t num_clean,
@@ -160,7 +160,7 @@ class RunTable : public PlaceTable {
     arena_.give_back(places);
   }
   /// The blocks of two runs of equal length change places, and their owners go with them. What they
-  /// hold stays: tokens and all that hangs on them.
+  /// hold stays: tokens and all that belongs to them.
   void exchange_blocks(RunId x, RunId y) noexcept {
     std::int32_t const n = (*this)[x].length;
     std::int32_t const a = (*this)[x].start;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /// \file
-/// A running request's blocks. `cache.open` and `fork` mint it; its destructor gives them back.
+/// A running request's blocks. `cache.open` and `fork` make it; its destructor gives them back.
 #pragma once
 
 #include <cstdint>
@@ -114,7 +114,7 @@ class BasicSequence {
     return Result<BasicSequence>{BasicSequence{core_, *child}};
   }
   /// Steps up to `tick` use the sequence without a `Batch` (which says so itself): what it gives
-  /// back isn't written over before. Requires: tick <= the cache's open tick. O(1).
+  /// back isn't written over before they are over. Requires: tick <= the cache's open tick. O(1).
   void used_by(Tick tick) {
     PAGEDKV_ASSERT(tick.value() <= core().pool().open_tick(),
                    "used_by: the step isn't open yet; say it when it is");

@@ -67,7 +67,7 @@ struct Stats {
   std::int32_t sequences = 0;    ///< live `Sequence` handles
   std::int32_t pins = 0;         ///< live `Pin` handles
 
-  // Now. Slots of the blocks in the sequences' tables, counted once a table.
+  // Now. Slots of the blocks in the sequences' tables, counted once per table.
   std::int64_t owned_slots = 0;   ///< blocks of each sequence times block_tokens
   std::int64_t wasted_slots = 0;  ///< those of them at or beyond the sequence's size()
 

@@ -122,8 +122,9 @@ class BlockStock : public RunStock<Policy> {
     pool_.forget_children(x);
     return true;
   }
-  /// Runs without references that follow what went lose their content. Returns their
-  /// blocks. O(runs), once more for each turn that a lost path takes through the numbers of runs.
+  /// Runs without references that follow what went lose their content. Returns the number of their
+  /// blocks. O(runs) per pass, with one more pass per change of direction in the run numbers of a
+  /// lost path.
   std::int32_t drop_unreachable() {
     std::int32_t dropped = 0;
     std::int32_t const end = runs_.num_records();

@@ -115,7 +115,7 @@ class CacheCore : public PromptVerbs<Policy> {
                                          config_.twins == Twins::adopt, release)
         .publish(end);
   }
-  /// Some sequences, then a few, before `publish`.
+  /// Both are called before `publish`, each in a pass over several sequences.
   void prefetch_blocks(std::int32_t r) const noexcept {
     BlockId const* const next = sequences().columns(r) + state(r).published_blocks;
     runs().prefetch_where(next[0]);

@@ -71,7 +71,7 @@ class PrefixLookup {
     std::int32_t const last = std::max(prompt.num_tokens() - 1, 0);
     std::int32_t const limit = shape_.block(last);
     RunHit deepest;
-    // One block further than may be shared: tells a prompt that is cached to its end from others.
+    // One block more than may be shared: shows whether the prompt is cached to its end.
     std::int32_t found = 0;
     stock_.index().walk(prompt, shape_.block(prompt.num_tokens()), [&](RunHit part) {
       found += part.blocks;

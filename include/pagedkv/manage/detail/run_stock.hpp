@@ -94,7 +94,7 @@ class RunStock {
   void mark_shared(RunId x) noexcept {
     if (runs_[x].has(Run::published)) runs_[x].set(Run::shared);
   }
-  /// Nobody comes back for it.
+  /// No request comes back for it.
   void mark_unwanted(RunId x) noexcept { runs_[x].set(Run::leaves_first); }
   /// The next look-up after `parent` (-1: nothing to say) tries `child` first.
   void used_last(RunId parent, RunId child) noexcept {

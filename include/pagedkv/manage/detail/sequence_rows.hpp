@@ -236,8 +236,8 @@ class SequenceRows {
     });
     return n;
   }
-  /// Rows whose path is broken have runs that can't be found any more. O(runs of all rows), as
-  /// often as one row's twins follow what another row shows to be lost.
+  /// Marks the runs that can't be found any more in rows with a broken path. O(runs of all rows)
+  /// per pass, until a pass marks nothing: a mark can break the path of another row's twins.
   void mark_orphans() noexcept {
     while (mark_orphans(sequences_) || mark_orphans(pins_)) {
     }

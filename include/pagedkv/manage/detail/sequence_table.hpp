@@ -31,12 +31,12 @@ struct SequenceState {
   std::int32_t cached = 0;
   std::int32_t external = 0;
   std::int32_t first_changed = 0;  ///< lowest column that a Batch hasn't seen; `unchanged`: none
-  std::uint64_t used_tick = 0;     ///< the last step that uses it, as far as was said
+  std::uint64_t used_tick = 0;     ///< the last step that uses it, as far as is known
   std::uint64_t id = 0;
   std::uint32_t epoch = 0;
   std::uint32_t generation = 0;  ///< of the row: odd while a handle is alive
   bool publishes = false;
-  bool left_children = false;  ///< a published block after its row may still be somewhere
+  bool left_children = false;  ///< a published block that follows the row may still exist
   /// The place of the last block while it has room, if it is known that only this sequence has it;
   /// else 0 (in a full block it means nothing). Spares the common append three dependent cache
   /// misses (the row, the block's place, its run).

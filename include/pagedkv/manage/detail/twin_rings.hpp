@@ -15,7 +15,7 @@
 PAGEDKV_NAMESPACE_BEGIN
 namespace detail {
 
-/// Links by block, touched only where there are twins. All operations O(1) but `dissolve`.
+/// Links by block, touched only where there are twins. All operations O(1) except `dissolve`.
 class TwinRings {
  public:
   explicit TwinRings(std::int32_t num_blocks) : links_(static_cast<std::size_t>(num_blocks)) {}
@@ -55,7 +55,7 @@ class TwinRings {
       heir.prev = ring.prev;
     }
   }
-  /// Whoever was a twin isn't any more. O(twins).
+  /// The twins of `bearer` are twins no more. O(twins).
   void dissolve(BlockId bearer) noexcept {
     for (BlockId b = oldest(bearer); !b.is_null(); b = at(b).next) at(b).content = 0;
     at(bearer).content = 0;

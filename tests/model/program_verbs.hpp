@@ -495,8 +495,10 @@ void Program<Policy>::use_until_transferred(Live const& s, int keep) {
   for (int j = std::max(keep, begin / config_.block_tokens);
        j < std::min(int(s.model.blocks.size()), model_.blocks_of(end)); ++j) {
     int const first = j * config_.block_tokens;
-    device_.use(model_.open_tick, s.model.uid, s.model.blocks[std::size_t(j)],
-                std::min(config_.block_tokens, end - first), std::max(0, begin - first));
+    int const block = s.model.blocks[std::size_t(j)];
+    if (batch_ && unreported_.count(block) != 0) continue;  // its transfer hasn't begun
+    device_.use(model_.open_tick, s.model.uid, block, std::min(config_.block_tokens, end - first),
+                std::max(0, begin - first));
   }
 }
 

@@ -389,10 +389,11 @@ Outcome run_engines(kv::Twins twins, kv::Reclaim reclaim, RunLimits const& limit
 }
 
 void check_engines(char const* name, kv::Reclaim reclaim) {
-  RunLimits const limits = RunLimits::from_environment(1);
+  RunLimits const limits = RunLimits::from_environment(3);
   auto const out = run_engines(kv::Twins::keep, reclaim, limits);
   print_run(name, out.steps, limits.first_seed, out.last_seed, !out.mismatch.empty());
   CHECK(out.mismatch == "");
+  if (out.steps >= 6'000) CHECK(out.positions >= 1'000'000);
 }
 
 }  // namespace

@@ -5,8 +5,9 @@
 ///
 ///     batch.begin_step();
 ///     for (each scheduled sequence) batch.add(seq, *seq.append(ids));
-///     batch.build(buffers);      // zero new blocks, run the copies, write and attend, layer by
-///     layer batch.commit(); cache.end_step();
+///     batch.build(buffers);      // zero new blocks, run the copies, then the layers
+///     batch.commit();
+///     cache.end_step();
 #pragma once
 
 #include <algorithm>
@@ -160,7 +161,7 @@ class BasicBatch {
     detail::check(*core_);
   }
 
-  /// Row `row` as it is now, [table_width()]; after its end block 0.
+  /// Row `row` as it is now, [table_width()]; the columns after its end are block 0.
   void copy_row(std::int32_t row, std::span<std::int32_t> out) const {
     PAGEDKV_ASSERT(row >= 0 && row < num_sequences() && out.size() >= width(),
                    "copy_row: the row must exist and out hold table_width() elements");
@@ -509,7 +510,7 @@ class BasicBatch {
   std::vector<std::int32_t> entry_of_;     ///< by the sequence's row in the cache; may be stale
   std::size_t stride_;                     ///< places between two rows of the table
   detail::LazyArray<std::int32_t> table_;  ///< what a device that followed every step has
-  std::vector<std::int32_t> filled_;       ///< columns in use, a row
+  std::vector<std::int32_t> filled_;       ///< columns in use, per row
   std::vector<RowMove> moves_;
   std::int32_t base_sequence_ = -1;  ///< the others are compared with it
   std::uint32_t base_generation_ = 0;

@@ -184,8 +184,9 @@ class SequenceRows {
       if (run.references != 1 || (run.flags & mask) != Run::published) break;
       if (run.num_children > (first == end ? 0 : 1)) break;  // other runs follow it
       // Others used its content, and it leaves later.
-      if (deferred_ && fence_of(r, run) > leaves) break;
-      leaves = fence_of(r, run);
+      std::uint64_t const fence = fence_of(r, run);
+      if (deferred_ && fence > leaves) break;
+      leaves = fence;
       first -= run.length;
     }
     if (first == end) return;
